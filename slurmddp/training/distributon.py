@@ -72,7 +72,9 @@ Shared = TypeVar("Shared")
 
 
 class Distributon:
-    """One training on all of its ranks. As a context manager it closes itself at the end of the block.
+    """A training on one or more ranks: the object by which a program uses slurmddp.
+
+    As a context manager it closes itself at the end of the block.
 
     Args:
         num_devices: number of ranks on this machine. "auto": the ranks that a launcher has started; without a
@@ -195,19 +197,20 @@ class Distributon:
     def launch(self, function: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any) -> Any:
         """Join the process group of all ranks; without a launcher, start the ranks first.
 
-        A plain process that asks for several devices runs its command once per device and exits with their
-        exit code. So only the ranks run the lines after `launch()`. The command may be a script, `-m module`
-        or an app of Hydra, whose ranks share one output folder. The ranks have torchrun's variables. Under
-        srun, torchrun or mpirun nothing is started. A default process group that exists already, such as
-        Fabric's, is used and stays open after `close`.
+        A process without a launcher that asks for several devices runs its own command once per device, as
+        the ranks, and exits with their exit code. So only the ranks run the lines after `launch()`. The
+        command may be a script, `-m module` or an app of Hydra, whose ranks share one output folder. The
+        ranks have the environment variables of torchrun. Under srun, torchrun or mpirun no rank is started.
+        A default process group that exists already, such as Fabric's, is used and stays open after `close`.
 
-        With a `function`, a plain process starts its ranks for this call alone and continues after it. That
-        works in a notebook too. The ranks are new processes, which get the function by value. Under a
-        launcher, and in a single process, this process calls the function and then closes this object.
+        With a `function`, a process without a launcher starts ranks for this call alone, and continues
+        when the call returns. That works in a notebook too. The ranks are new processes, to which the
+        function is sent pickled. Under a launcher, and for a single rank, this process itself calls the
+        function and then closes this object.
 
         Args:
             function: called on each rank with a launched Distributon of that rank, `args` and `kwargs`.
-            args, kwargs: further arguments.
+            args, kwargs: further arguments of the function.
 
         Returns:
             This object. With a `function`: the function's result on rank 0; under a launcher, its result on
@@ -217,7 +220,7 @@ class Distributon:
             SlurmddpError: `launch` was called before, or a rank failed in `function`.
             ConfigError: the environment does not fit `num_devices`, or `function` can't be sent to the ranks.
             StoppedAtCheckpoint: the training in `function` was stopped.
-            SystemExit: SIGTERM or SIGUSR2 ended the ranks, and ends this program too.
+            SystemExit: SIGTERM or SIGUSR2 has ended the ranks; the exception ends this program too.
 
         Example:
             def train(d, lr):
@@ -404,8 +407,8 @@ class Distributon:
         self._models += models
         self._wrapped += wrapped
 
-        # Weights are equal on all ranks now; each rank draws its own dropout. A later call must not repeat
-        # these draws.
+        # The initial weights are drawn now, equally on all ranks. From here on each rank draws different
+        # numbers, for example for dropout. Seed only once: a second time would repeat the same numbers.
         if self._seed is not None and self._draws_equally and context.info.rank > 0:
             rng.seed_everything(rng.derive(self._seed, "rank", context.info.rank))
         self._draws_equally = False
@@ -466,7 +469,12 @@ class Distributon:
         )
 
     def _set_up_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return the optimizer that the strategy makes of `optimizer`, whose parameters must be set up."""
+        """Check an optimizer, and return the optimizer to use instead, which the strategy chooses.
+
+        Raises:
+            ConfigError: a parameter belongs to no model of `setup_model`, or the optimizer does not work with
+                the precision.
+        """
         if not hasattr(optimizer, "param_groups"):
             _require("setup_optimizer", Optimizer, "Give optimizers, one argument each.", optimizer)
 
@@ -536,7 +544,7 @@ class Distributon:
         sample.
 
         Args:
-            loader: its `batch_size` is the number of samples per rank and batch.
+            loader: a DataLoader. Its `batch_size` is the number of samples per rank and batch.
             more: further loaders, with the same settings.
             accumulate: number of batches per optimizer step. If it is above 1, give the DataLoader
                 `drop_last=True`. Otherwise the last step of an epoch may have fewer batches; a warning of
@@ -602,7 +610,8 @@ class Distributon:
             optimizer.zero_grad()
         """
         self._session.context  # noqa: B018 - raises before launch.
-        # Assign only a change: an assignment to a class empties Python's attribute caches.
+        # Assign only if the value changes, because each assignment to a class attribute invalidates Python's
+        # attribute caches for the class.
         if StopController.is_leaving:
             StopController.is_leaving = False
         self._session.heartbeat.backward_begins()
@@ -638,7 +647,7 @@ class Distributon:
         return nullcontext() if last else self._strategy.no_sync(_uncompiled(model))
 
     def should_stop(self) -> bool:
-        """Decide whether to save and leave now. All ranks call it, once between two optimizer steps.
+        """Decide whether to save and exit now. All ranks call it, once between two optimizer steps.
 
         Call it before the first batch of the step is taken, because batches that were yielded count as
         trained. The first call waits for all ranks and installs signal handlers. If it is never called,
@@ -681,12 +690,16 @@ class Distributon:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether this rank knows of a request to stop. If so, leave a long loop between two steps early."""
+        """Whether this rank knows of a request to stop.
+
+        Ranks learn of it at different times. Use it to end a long loop between two steps early, such as an
+        evaluation; `should_stop` then returns True on all ranks.
+        """
         return self._session.stop.requested
 
     @property
     def stop_reason(self) -> str | None:
-        """The source of the stop, such as "SIGTERM on rank 3 (node7)" or "the time limit"."""
+        """The source of the stop, such as "SIGTERM on rank 3 (node7)"; None without a request."""
         reason = self._session.stop.reason
         return None if reason is None else reason.text
 
@@ -694,7 +707,7 @@ class Distributon:
         """Report progress to the watchdog during long work between two steps; call it repeatedly.
 
         Args:
-            phase: the kind of work; docs/watchdog.md lists the phases and their limits.
+            phase: the name of the work; docs/watchdog.md lists the phases and their time limits.
 
         Raises:
             ConfigError: the phase is unknown.
@@ -746,12 +759,12 @@ class Distributon:
         """Return a tensor reduced over all ranks, for metrics. All ranks call it.
 
         Args:
-            tensor: of the same shape and dtype on all ranks. Each rank holds the tensors of all ranks for a
-                moment. No gradient flows back through the call.
+            tensor: of the same shape and dtype on all ranks. During the call, each rank holds the tensors of
+                all ranks in memory. The result has no gradient function.
             op: "mean", "sum", "product", "max" or "min".
 
         Returns:
-            A new tensor of the same shape, dtype and device, with equal bits on all ranks.
+            A new tensor of the same shape, dtype and device, equal to the bit on all ranks.
 
         Raises:
             ConfigError: `op` is unknown, or it is "mean" for integers, or "max" or "min" for complex numbers.
@@ -811,10 +824,11 @@ class Distributon:
         Use it for work whose result the other ranks read from disk, such as a download. All ranks enter it.
 
         Args:
-            local: whether the first rank of each node goes first: for disks that nodes don't share.
+            local: whether local rank 0 of each node goes first, instead of rank 0: for disks that nodes don't
+                share.
 
         Raises:
-            SlurmddpError: on the other ranks, if the block failed on a first rank.
+            SlurmddpError: on the other ranks, if the block raised on the rank that went first.
 
         Example:
             with d.rank_zero_first():
@@ -847,7 +861,7 @@ class Distributon:
             print(*values, flush=True)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Log rank 0's values after a step: for loggers, `slurmddp status` and the report of the run.
+        """Log rank 0's metrics after a step: for loggers, `slurmddp status` and the report of the run.
 
         Other ranks record nothing, so any rank may call it. In a job of slurmddp, the values are also lines
         of `metrics.jsonl` in the run folder; outside of such jobs only the `loggers` of this object get them.
@@ -987,14 +1001,14 @@ class Distributon:
         return seconds
 
     def memory_save_is_due(self, every: int | Literal["auto"] = "auto") -> bool:
-        """Decide whether to call `memory_save` after this step, alike on all ranks.
+        """Decide whether to call `memory_save` after this step; equal on all ranks.
 
         Args:
             every: number of steps between two copies. "auto": an interval at which copies take less than 1 %
                 of the training time; without an agent of slurmddp, no copies. 0: no copies.
 
         Returns:
-            True after each step that is to be copied.
+            Whether to copy the state now.
 
         Example:
             if d.memory_save_is_due(every=50):
@@ -1096,9 +1110,19 @@ class Distributon:
     def _load(
         self, load: Callable[..., Any], root: Path, objects: Mapping[str, Any], *, is_chosen: bool
     ) -> int | None:
-        """Call the function `load`, record and print what it loaded, and return the step; None: no state."""
+        """Call a function that loads, and record and print which step it has loaded.
+
+        Args:
+            load: returns step and source ("memory" or "disk"), or None if there is no state.
+            root: the folder of all checkpoints.
+            objects: the objects to load into, by name.
+            is_chosen: whether the program asked for a step or the best checkpoint.
+
+        Returns:
+            The step; None if there is no state.
+        """
         newest = self._session.milestones.open(root)
-        # The chosen checkpoint may still be written in the background.
+        # The program may ask for a checkpoint that is still being written in the background: wait for it.
         if is_chosen:
             self.finish_saving()
 
@@ -1116,7 +1140,7 @@ class Distributon:
         return step
 
     def _root_to_save_in(self, root: str | Path | None) -> Path:
-        """Return the folder of a save; before its first save, print whether other programs save in it too."""
+        """Return the folder for a save. At its first use, print whether other programs save there too."""
         folder = self._root(root).absolute()
         if not self.is_global_zero or folder in self._known_folders or self._session.run.keeps(folder):
             return folder
@@ -1129,7 +1153,7 @@ class Distributon:
         return folder
 
     def _show_load(self, root: Path, step: int, *, is_chosen: bool) -> None:
-        """Print which checkpoint was loaded. Outside of a run of slurmddp, no other record shows it."""
+        """Print which checkpoint was loaded, outside of runs of slurmddp, whose run folders record it."""
         self._resumed = None if is_chosen else (root, step)
         self._known_folders.add(root.absolute())
         if self.is_global_zero and self.resumed_from == "disk":
@@ -1162,7 +1186,7 @@ class Distributon:
         self._session.milestones.step(step)
 
     def _leave(self) -> None:
-        """Close the strategy, and wait for all saves, at an orderly end."""
+        """Close the strategy, and wait for all saves; called at an orderly end."""
         took_no_step = self._session.heartbeat.awaits_first_step and not StopController.is_leaving
         if self._resumed is not None and took_no_step and self.is_global_zero:
             print(nothing_left_line(*self._resumed), file=sys.stderr, flush=True)
@@ -1189,7 +1213,14 @@ class Distributon:
 
 
 def _require(where: str, kind: type | tuple[type, ...], hint: str, *values: object) -> None:
-    """Raise ConfigError unless all `values` are instances of `kind`."""
+    """Raise ConfigError unless all `values` are instances of `kind`.
+
+    Args:
+        where: the method that was given the values, for the message.
+        kind: the allowed type or types.
+        hint: what to do.
+        values: the values to check.
+    """
     for value in values:
         if not isinstance(value, kind):
             raise ConfigError(f"{where} was given a {type(value).__name__}.", hint=hint)
@@ -1204,10 +1235,10 @@ def _require_above(bound: int, name: str, value: Any, hint: str, kind: Any = Int
 def _require_loss(loss: Any) -> None:
     """Raise ConfigError unless `loss` is a scalar tensor that a backward pass can start from."""
     if not isinstance(loss, torch.Tensor):
-        raise ConfigError(f"backward was given a {type(loss).__name__}.", hint="Give the loss as a tensor.")
+        raise ConfigError(f"backward was given a {type(loss).__name__}.", hint="Pass the loss as a tensor.")
     if loss.numel() != 1:
         raise ConfigError(
-            f"backward was given a tensor of shape {tuple(loss.shape)}, but a loss is one number.",
+            f"backward was given a tensor of shape {tuple(loss.shape)}, but a loss must be a scalar.",
             hint="Give the mean over the batch: loss.mean(), or reduction='mean' of a loss of torch.",
         )
     if not loss.requires_grad:
@@ -1224,7 +1255,7 @@ def _require_seed(seed: Any) -> None:
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module that `torch.compile` has wrapped; a module that is not compiled, unchanged."""
+    """Return the module inside a result of `torch.compile`, and any other module unchanged."""
     return getattr(model, "_orig_mod", model)
 
 
@@ -1235,7 +1266,18 @@ def _as_rank(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Call a function on this rank, which `Distributon.launch(function)` started."""
+    """Launch this rank, which `Distributon.launch(function)` started, and call the function.
+
+    Args:
+        settings: the arguments of the Distributon of the rank.
+        program: the program that called `launch`.
+        function: called with the launched Distributon, `args` and `kwargs`.
+        args: further positional arguments.
+        kwargs: further keyword arguments.
+
+    Returns:
+        The result of the function.
+    """
     distributon = Distributon(**settings)
     distributon._program = program
     return distributon.launch(function, *args, **kwargs)

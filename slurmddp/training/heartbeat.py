@@ -31,7 +31,7 @@ _STEP_PHASES = frozenset({"first_step", "step", "data"})
 
 
 class Heartbeat:
-    """The heartbeat of this rank; it also measures the times of the running step."""
+    """Writer of this rank's heartbeat; it also measures steps, their waits for data and forward passes."""
 
     def __init__(self, page: HeartbeatPage, start_up: StartupTimer) -> None:
         self._page = page
@@ -66,11 +66,16 @@ class Heartbeat:
 
     @property
     def awaits_first_step(self) -> bool:
-        """Whether an optimizer was set up, and none of its steps has been completed."""
+        """Whether an optimizer was set up and has not completed a step yet."""
         return self._hooked and self._is_first
 
     def enter(self, phase: str, *, watched: bool = True) -> None:
-        """Write a heartbeat of `phase`; with `watched`, the watchdog expects more heartbeats."""
+        """Write a heartbeat with the phase `phase`.
+
+        Args:
+            phase: a phase of docs/watchdog.md.
+            watched: whether the watchdog expects a further heartbeat within the limit of the phase.
+        """
         if watched is not self._watched:
             self._watched = watched
             self._page.watch(watched)
@@ -88,14 +93,18 @@ class Heartbeat:
         self._since = now
 
     def alive(self, phase: str) -> None:
-        """Write a heartbeat of the user's program; raise ConfigError for an unknown phase."""
+        """Write a heartbeat for `Distributon.heartbeat`.
+
+        Raises:
+            ConfigError: the phase is unknown.
+        """
         if phase not in PHASES:
             raise ConfigError(f"Unknown phase {phase!r}.", hint=f"Use one of {', '.join(PHASES)}.")
         self.enter(phase)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Write a heartbeat of `phase` before the block; after the block, return to the phase before."""
+        """Return a context that writes a heartbeat of `phase`, and at its end one of the previous phase."""
         phase_before = self._phase
         watched_before = self._watched
         self.enter(phase)
@@ -105,40 +114,43 @@ class Heartbeat:
             self.enter(phase_before, watched=watched_before)
 
     def finish(self) -> None:
-        """Write that the training has ended by itself, without a stop."""
+        """Record on the heartbeat page that the training has ended, and was not stopped."""
         self._page.finish()
 
     def resumed(self, step: int) -> None:
-        """Write from which step training resumes; 0 for a new training."""
+        """Record on the heartbeat page from which step training resumes; 0 for a new training."""
         self._step = step
         self._page.resumed(step)
 
     def step_begins(self) -> None:
-        """Record a call of `should_stop`, which comes before each step."""
+        """Write a heartbeat for a call of `should_stop`, which comes before each step.
+
+        If no optimizer is followed and `backward` was called, also count the previous step as completed.
+        """
         if self._computed and not self._hooked:
             self._complete()
 
-        # A step that was completed since the last call has written a heartbeat.
+        # If a step was completed since the last call, its end has already written a heartbeat.
         if not self._has_stepped:
             self.enter("first_step" if self._is_first else "step")
         self._has_stepped = False
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Count the steps of `optimizer` as the steps of the training; later calls change nothing."""
+        """Count the steps of `optimizer` as the steps of the training; only the first call has an effect."""
         if not self._hooked and hasattr(optimizer, "register_step_post_hook"):
             self._hooked = True
             optimizer.register_step_post_hook(self._complete)
 
     def backward_begins(self) -> None:
-        """Record a call of `backward`, which ends the forward pass."""
+        """Stop the clock of the forward pass, because `backward` was called."""
         self._computed = True
         if self._forward is not None:
             self._forward_s += self._forward.stop()
 
     def batches(self, source: Iterator[T], device: torch.device) -> Iterator[T]:
-        """Yield from `source`, and measure the waits for its batches.
+        """Yield from `source`, write heartbeats, and measure how long the loop waits for batches.
 
-        A batch that is requested under `torch.no_grad` belongs to an evaluation.
+        A batch that is requested under `torch.no_grad` belongs to an evaluation and not to a step.
         """
         watched = self._watched
         enter = self.enter
@@ -165,7 +177,7 @@ class Heartbeat:
             enter(self._phase, watched=watched)
 
     def _complete(self, *_: object) -> None:
-        """Count the step that has just ended; a hook of the optimizer."""
+        """Count a step as completed, and write its times; called by the optimizer after its step."""
         self.enter("step")
         if self._step is None:
             self.resumed(0)
@@ -185,8 +197,8 @@ class Heartbeat:
 def shown_as(phase: str) -> Callable[[Method], Method]:
     """Return a decorator for methods of Distributon: the heartbeat shows `phase` while the method runs.
 
-    The text of a slurmddp error explains it without the frames of slurmddp. So the traceback ends where the
-    program has called the method, unless SLURMDDP_DEBUG=1 is set.
+    If the method raises a SlurmddpError, frames of slurmddp are removed from its traceback, which so ends
+    where the program has called the method. With SLURMDDP_DEBUG=1 they stay.
     """
 
     def decorate(method: Method) -> Method:
@@ -206,7 +218,7 @@ def shown_as(phase: str) -> Callable[[Method], Method]:
 
 
 class _ForwardClock:
-    """Clock of forward passes on the CPU."""
+    """Stopwatch for forward passes on the CPU."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -215,7 +227,7 @@ class _ForwardClock:
         self._since = time.monotonic()
 
     def stop(self) -> float:
-        """Return the seconds of the forward pass; 0.0 if none has started."""
+        """Return the seconds since `start`; 0.0 if it was not called since the last `stop`."""
         if self._since is None:
             return 0.0
 
@@ -225,10 +237,10 @@ class _ForwardClock:
 
 
 class _DeviceClock(_ForwardClock):
-    """Clock of forward passes by CUDA events; it never waits for the GPU.
+    """Stopwatch for forward passes on a GPU, by CUDA events; it never waits for the GPU.
 
-    While the GPU has not completed a measured pass, later passes are not measured: each of them counts with
-    the duration of the measured pass.
+    It measures one pass. Until the GPU has completed this pass, later passes are only counted, and are
+    taken to last as long as the measured one.
     """
 
     def __init__(self) -> None:
@@ -252,7 +264,7 @@ class _DeviceClock(_ForwardClock):
         if self._passes == 1:
             self._events[1].record()
             return 0.0
-        # The GPU has not completed the measured pass.
+        # The GPU has not completed the measured pass yet: ask again after the next pass.
         if not self._events[1].query():
             return 0.0
 

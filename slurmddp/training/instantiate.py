@@ -23,13 +23,14 @@ from slurmddp.settings.spec import SPECIAL_KEYS
 
 
 def instantiate(config: Any, *args: Any, _key_: str = "", **kwargs: Any) -> Any:
-    """Build the object that `config` describes.
+    """Call the `_target_` of `config` with the arguments in `config`, and return the result.
 
     Args:
-        config: a mapping with `_target_`. In other mappings and lists, nested objects are built.
-        args: arguments that come before `_args_`.
+        config: a mapping with `_target_`. A list, or another mapping, is returned with the nested mappings
+            that have a `_target_` replaced by their objects.
+        args: positional arguments, before those in the key `_args_`.
         _key_: the full name of `config` in the configuration, for errors.
-        kwargs: arguments that replace keys of `config`.
+        kwargs: keyword arguments, which replace keys of `config`.
 
     Returns:
         The result of the call, or a partial function if `_partial_` is true.
@@ -49,7 +50,10 @@ def instantiate(config: Any, *args: Any, _key_: str = "", **kwargs: Any) -> Any:
 
 
 def is_called_later(config: Mapping[str, Any], arguments: int, *, _key_: str) -> bool:
-    """Return whether `_target_` is a function that needs `arguments` further positional arguments."""
+    """Decide whether `_target_` can be called only with `arguments` more positional arguments.
+
+    It is then a function to call later, and not one that returns the object.
+    """
     if "_partial_" in config or inspect.isclass(locate(config["_target_"], key=_join(_key_, "_target_"))):
         return False
 
@@ -58,7 +62,10 @@ def is_called_later(config: Mapping[str, Any], arguments: int, *, _key_: str) ->
 
 
 def _call(config: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str) -> _Call:
-    """Return the call that `config` describes; nested objects are built unless `_recursive_` is false."""
+    """Return the call that `config` describes, without making it.
+
+    Nested objects among its arguments are built, unless `_recursive_` is false.
+    """
     if not all(isinstance(name, str) for name in config):
         raise ConfigError(
             f"{key} has a key that is not an argument name: {list(config)}.",
@@ -82,7 +89,7 @@ def _join(key: str, name: str) -> str:
 
 
 class _Call:
-    """A call that the configuration describes; its arguments are checked against the signature first."""
+    """A call that the configuration describes: a target and its arguments."""
 
     def __init__(
         self, path: str, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], key: str
@@ -99,13 +106,13 @@ class _Call:
         return functools.partial(self._target, *self._args, **self._kwargs)
 
     def can_be_made(self, more: int = 0) -> bool:
-        """Return whether the target can be called with these and `more` positional arguments."""
+        """Decide whether the signature takes the arguments, and `more` positional arguments before them."""
         try:
             inspect.signature(self._target).bind(*self._args, *[None] * more, **self._kwargs)
         except TypeError:
             return False
         except ValueError:
-            # A function written in C may have no signature.
+            # The function has no signature, as some written in C: assume that it takes further arguments.
             return more > 0
 
         return True
@@ -128,7 +135,7 @@ class _Call:
         try:
             signature = inspect.signature(self._target)
         except (TypeError, ValueError):
-            # A callable written in C may have no signature; it checks its arguments itself.
+            # Some callables written in C have no signature. Leave the check of the arguments to the call.
             return
 
         parameters = signature.parameters.values()

@@ -28,10 +28,10 @@ PRECISIONS: Mapping[str, torch.dtype | None] = {
 
 
 def dtype_of(precision: str) -> torch.dtype | None:
-    """Return the format that autocast prefers under a precision, or None without autocast.
+    """Return the dtype for autocast under `precision`: bfloat16 or float16; None for "32", without autocast.
 
     Raises:
-        ConfigError: there is no such precision.
+        ConfigError: `precision` is not "32", "bf16" or "fp16".
     """
     if precision not in PRECISIONS:
         raise ConfigError(
@@ -47,7 +47,7 @@ def autocast(model: nn.Module, device: torch.device, dtype: torch.dtype | None) 
     Args:
         model: the module to change. Copies of the module run under autocast too.
         device: the device of its inputs.
-        dtype: the preferred format; None changes nothing.
+        dtype: the dtype for autocast; None: the module is not changed.
     """
     if dtype is None:
         return
@@ -63,9 +63,9 @@ def autocast(model: nn.Module, device: torch.device, dtype: torch.dtype | None) 
         entered.pop().__exit__(None, None, None)
         return pytree.tree_map(lambda value: _in_float32(value, dtype), results)
 
-    # Hooks, not another `forward`: a deep copy of the module would keep a replaced `forward`, which runs the
-    # weights of the original.
-    # torch.compile (2.13) can't trace a change of autocast in a hook, so the hooks are not compiled.
+    # Use hooks instead of replacing `forward`: in a deep copy of the module, a replaced `forward` would still
+    # run the weights of the original.
+    # Exclude the hooks from torch.compile, which (2.13) can't trace a change of autocast in a hook.
     model.register_forward_pre_hook(torch.compiler.disable(enter))  # type: ignore[no-untyped-call]
     model.register_forward_hook(torch.compiler.disable(leave), always_call=True)  # type: ignore[no-untyped-call]
 
@@ -77,9 +77,9 @@ def _in_float32(value: Any, dtype: torch.dtype) -> Any:
 
 
 class LossScaler:
-    """Scaler of losses; it skips the steps of optimizers whose gradients are infinite or NaN.
+    """Loss scaler for fp16; it also skips steps of optimizers whose gradients are infinite or NaN.
 
-    Strategies give all ranks the same gradients, so all ranks skip the same steps.
+    All ranks skip the same steps, because they have the same averaged gradients.
 
     Args:
         device: the device of the gradients.
@@ -105,10 +105,10 @@ class LossScaler:
         return factor
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Unscale the gradients before each step of `optimizer`.
+        """Register a hook that unscales the gradients before each step of `optimizer`.
 
         Raises:
-            ConfigError: `optimizer` has no step hooks, because it is no torch optimizer.
+            ConfigError: `optimizer` is not an optimizer of torch, and so has no step hooks.
         """
         if not hasattr(optimizer, "register_step_pre_hook"):
             raise ConfigError(
@@ -120,12 +120,12 @@ class LossScaler:
             optimizer.register_step_pre_hook(self._before_step)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Unscale the gradients, and remove all of them if any is not finite.
+        """Unscale the gradients before a step; if any is not finite, remove all gradients, to skip the step.
 
-        Without gradients, torch's optimizers change nothing. So a skipped step still counts as a step for
-        hooks, and for schedulers, which would warn otherwise.
+        Without gradients torch's optimizers change nothing. But their `step` is called, so that hooks and
+        schedulers count the step; a scheduler would warn of a missing call.
         """
-        # `args` begins with the optimizer.
+        # The first element of `args` is the optimizer; any other argument is a closure.
         if any(value is not None for value in (*args[1:], *kwargs.values())):
             raise ConfigError(
                 f"{type(optimizer).__name__}.step was given a closure, which fp16 does not support: "
@@ -138,10 +138,12 @@ class LossScaler:
                 parameter.grad = None
 
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Unscale the gradients of all optimizers that train some of `parameters`, once per step.
+        """Unscale the gradients of all followed optimizers that have any of `parameters`.
+
+        Gradients that were already unscaled in this step stay.
 
         Raises:
-            ConfigError: a parameter with a gradient belongs to no optimizer that is followed.
+            ConfigError: a parameter with a gradient belongs to no optimizer given to `follow`.
         """
         left = {id(parameter) for parameter in parameters if parameter.grad is not None}
         for optimizer in self._optimizers:
@@ -154,11 +156,11 @@ class LossScaler:
             raise ConfigError(
                 f"{len(left)} parameters with gradients belong to no optimizer of setup_optimizer, so their "
                 "gradients can't be unscaled in fp16.",
-                hint="Call setup_optimizer first, or clip the gradients of an optimizer.",
+                hint="Call setup_optimizer first, or clip the gradients of an optimizer instead of a model.",
             )
 
     def _unscale(self, optimizer: Optimizer) -> bool:
-        """Unscale the gradients of `optimizer` once per step; return whether they are finite."""
+        """Unscale the gradients of `optimizer`, unless this step has; return whether all are finite."""
         if id(optimizer) in self._finite:
             return self._finite[id(optimizer)]
         if all(parameter.grad is None for parameter in _trained(optimizer)):
@@ -166,7 +168,7 @@ class LossScaler:
         if not self._has_scaled:
             raise ConfigError(
                 "An optimizer has gradients that d.backward did not compute.",
-                hint="In fp16, call d.backward(loss) in place of loss.backward().",
+                hint="In fp16, call d.backward(loss) instead of loss.backward().",
             )
 
         self._scaler.unscale_(optimizer)
@@ -175,16 +177,17 @@ class LossScaler:
         return self._finite[id(optimizer)]
 
     def _update(self) -> None:
-        """Adapt the scale to the last steps.
+        """Lower the scale if gradients were not finite; raise it after many steps with finite gradients.
 
-        Optimizers that have not stepped hold gradients of the old scale, which are converted to the new one.
+        Optimizers that have not stepped still have gradients with the old scale. These are multiplied by the
+        ratio of the new and the old scale.
         """
         if not self._finite:
             return
 
         waiting = [optimizer for optimizer in self._optimizers if id(optimizer) not in self._finite]
         self._finite.clear()
-        # Without waiting optimizers, don't read the scale: a read waits for the GPU.
+        # If no optimizer has gradients with the old scale, don't read it: reading waits for the GPU.
         if not waiting:
             self._scaler.update()
             return
@@ -205,7 +208,7 @@ class LossScaler:
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a result of `state_dict`; for an empty mapping, start with the initial scale."""
+        """Restore a result of `state_dict`; an empty mapping resets to the initial scale."""
         self._scaler = torch.amp.GradScaler(self._device.type)
         if state:
             self._scaler.load_state_dict(dict(state))

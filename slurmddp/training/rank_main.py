@@ -63,7 +63,11 @@ _GLOO_LOST = re.compile(
 
 
 def main(run_dir: str) -> int:
-    """Run the program of the run folder as the rank that the environment describes; return the exit code."""
+    """Run the program of a run as one rank; return its exit code.
+
+    Args:
+        run_dir: the run folder. The environment contains the number of the rank.
+    """
     folder = RunFolder(run_dir)
     try:
         config = folder.config()
@@ -85,9 +89,9 @@ def main(run_dir: str) -> int:
 
 
 def _run_module(folder: RunFolder, program: dict[str, Any]) -> int:
-    """Run `main` of a module of slurmddp, such as the call of a function; return the exit code.
+    """Run `main` of the module of slurmddp in `program.script`; return the exit code.
 
-    The module handles stop signals itself, if it uses `should_stop`.
+    Signal handlers are installed only if the code of the module calls `should_stop`.
     """
     share_threads(detect(os.environ))
     module = importlib.import_module(program["script"].removeprefix(MODULE))
@@ -112,7 +116,7 @@ def _run(folder: RunFolder, config: dict[str, Any]) -> None:
 
     program = config.get("program") or {}
     if "_target_" not in program:
-        raise ConfigError("program has no _target_.", hint="Name the function to run, or leave program out.")
+        raise ConfigError("program has no _target_.", hint="Name the function to run, or omit program.")
     target = locate(program["_target_"], key="program._target_")
     options = {
         name: instantiate(value, _key_=f"program.{name}")
@@ -131,14 +135,20 @@ def _run(folder: RunFolder, config: dict[str, Any]) -> None:
         **timeouts,
     ) as distributon:
         _launch(distributon, info, config, folder)
-        # The default trainer writes heartbeats from its start on, so the watchdog may expect them.
+        # Let the watchdog expect heartbeats already now: the default trainer writes them from its start on. A
+        # user's function may not.
         if is_own_trainer(program):
             distributon.heartbeat("loading")
         target(distributon, config, folder, **options)
 
 
 def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], folder: RunFolder) -> None:
-    """Join the process group, and run the preflight if it is on."""
+    """Join the other ranks, and then run the preflight, if it is on.
+
+    Raises:
+        UnhealthyNodeError: the next attempt excludes an unhealthy node.
+        SlurmddpError: the ranks can't meet, or a check failed.
+    """
     checks = config.get("preflight") and os.environ.get(PREFLIGHT_VARIABLE, "1") == "1"
     try:
         distributon.launch()
@@ -155,7 +165,7 @@ def _launch(distributon: Distributon, info: RankInfo, config: dict[str, Any], fo
 
 
 def _warn_of_cpus(context: RankContext, folder: RunFolder) -> None:
-    """Record a warning for `slurmddp status` if a job with GPUs computes on CPUs."""
+    """Record a warning in the run folder if SLURM gave this job GPUs but its ranks compute on CPUs."""
     run = RunContext.read(os.environ, folder)
     gpus = context.info.gpus_on_node
     if context.info.rank == 0 and gpus and context.device.type == "cpu" and not run.is_superseded:
@@ -164,7 +174,11 @@ def _warn_of_cpus(context: RankContext, folder: RunFolder) -> None:
 
 
 def _code_after(error: Exception, guard: ExitGuard) -> int:
-    """Print the error and return the rank's exit code: 75 if other ranks have left because of a stop."""
+    """Print the error and return the rank's exit code.
+
+    It is EXIT_STOPPED (75) if the error is the loss of another rank and a stop signal has arrived: that rank
+    has left because of the stop.
+    """
     note_uncaught(error)
     if isinstance(error, SlurmddpError):
         code = _report(error)
@@ -179,8 +193,8 @@ def _code_after(error: Exception, guard: ExitGuard) -> int:
     if code != EXIT_FAILED or not is_lost_rank(error):
         return code
 
-    # The other ranks may have left because they received the stop signal before the training began. The
-    # signal to this rank may arrive a moment later.
+    # Before the training begins, a rank exits soon after a stop signal. So another rank may have left because
+    # of a signal that has not arrived at this rank yet: wait for it.
     if not guard.begun:
         time.sleep(_SIGNAL_WAIT_S)
     if guard.signals.poll() is None:
@@ -191,9 +205,10 @@ def _code_after(error: Exception, guard: ExitGuard) -> int:
 
 
 def is_lost_rank(error: BaseException | None) -> bool:
-    """Return whether the error, or one of its causes, is the loss of another rank.
+    """Decide whether the error, or one of its causes, means that the connection to another rank was lost.
 
-    slurmddp raises RankFailure, torch's store and NCCL raise DistError, gloo a plain RuntimeError.
+    Such errors are RankFailure of slurmddp, DistError of torch's store and NCCL, and RuntimeError of gloo
+    with certain messages.
     """
     while error is not None:
         if isinstance(error, (RankFailure, dist.DistError)):
@@ -209,7 +224,8 @@ def _report(error: SlurmddpError) -> int:
     """Report the error to the agent, print its cause and the error, and return its exit code."""
     is_lost = is_lost_rank(error)
     text = f"{type(error).__name__}: {error.message}"
-    # Unless the error is a refusal, its cause explains more. The agent then takes the printed cause.
+    # If the error has a cause and the general exit code, its cause explains more. Then report no text, and
+    # the agent uses the traceback of the cause that is printed below.
     if error.__cause__ is not None and error.exit_code == EXIT_FAILED and not is_lost:
         text = ""
     HeartbeatPage.attach(os.environ).report_error(ReportedError(text, error.hint, is_lost))

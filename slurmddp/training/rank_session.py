@@ -45,12 +45,12 @@ need the interpreter for that. A process that exits earlier dies of std::termina
 
 
 class RankSession:
-    """This process as a rank: its run, its process group, and the parts that observe the training.
+    """This process as a rank: its run, process group, stop controller, heartbeat and records of the run.
 
     Args:
-        environ: the environment of the process.
+        environ: the environment variables of the process.
         before_leaving: called at an orderly end, before the rank leaves its process group.
-        environment: the source of the rank, as for `detect`.
+        environment: the source of this process's rank, as for `detect`.
         launcher: starts the ranks if no launcher started this process.
     """
 
@@ -78,7 +78,11 @@ class RankSession:
 
     @property
     def context(self) -> setup.RankContext:
-        """The rank's process group and device; raises SlurmddpError before `start` and after `close`."""
+        """The rank's process group and device.
+
+        Raises:
+            SlurmddpError: `start` was not called, or `close` was.
+        """
         if self._context is None:
             raise SlurmddpError(
                 "This Distributon has not been launched, or is closed already.",
@@ -87,11 +91,11 @@ class RankSession:
         return self._context
 
     def start(self, num_devices: int | str, group: Mapping[str, Any]) -> None:
-        """Join the process group; see `Distributon.launch`.
+        """Join the process group, or start the ranks if no launcher did (see `Distributon.launch`).
 
         Args:
             num_devices: number of ranks on this machine, or "auto".
-            group: settings of the process group: keyword arguments of `setup.start`.
+            group: settings of the process group, which are keyword arguments of `setup.start`.
         """
         if self._context is not None:
             raise SlurmddpError(
@@ -122,7 +126,7 @@ class RankSession:
         self.startup.lap("rendezvous")
 
     def ranks_to_start(self, num_devices: int | str) -> int:
-        """Return how many ranks `start` must start first; 0 if a launcher started them, or for one rank.
+        """Return how many ranks `start` has to start; 0 if a launcher started them, or if there is one rank.
 
         Raises:
             SlurmddpError: a launcher started this process as a rank, but the rank's variables are hidden.
@@ -139,7 +143,10 @@ class RankSession:
         return devices
 
     def close(self) -> None:
-        """Wait for saves and leave the process group, once; does nothing in a forked process."""
+        """Wait for saves, leave the process group and close the loggers.
+
+        Further calls, and calls in a forked child, do nothing.
+        """
         atexit.unregister(self._close_at_exit)
         if self._context is None or self._is_forked:
             return
@@ -156,7 +163,12 @@ class RankSession:
         self.loggers.close()
 
     def end(self, error: BaseException | None) -> None:
-        """Leave because the `with` block of the training ended, by `error` or without an error.
+        """Leave the process group at the end of the `with` block of the training.
+
+        After an error, the rank of a group does not wait for other ranks, and leaves the group to the exit.
+
+        Args:
+            error: the exception that ended the block, or None.
 
         Raises:
             StoppedAtCheckpoint: the block ended without an error although `should_stop` had returned True.
@@ -174,15 +186,16 @@ class RankSession:
         if code in (EXIT_FINISHED, EXIT_STOPPED) or self._is_alone:
             self.close()
         else:
-            # The other ranks may be stuck in a collective that this rank will never join.
+            # Don't close at exit either: closing waits for other ranks, which may be stuck in a collective
+            # that this rank will never join.
             atexit.unregister(self._close_at_exit)
         if stopped is not None:
             raise stopped
 
     def stopped(self) -> StoppedAtCheckpoint:
-        """Return the error that ends a stopped training.
+        """Return the error that ends a stopped training, after printing it.
 
-        Rank 0 prints it; in a run with an agent each rank prints it, into its own log.
+        Rank 0 prints it. In a run with an agent all ranks do, each into its own log.
         """
         why = f" by {self.stop.reason.text}" if self.stop.reason else ""
         error = StoppedAtCheckpoint(
@@ -200,7 +213,7 @@ class RankSession:
 
     @property
     def _is_forked(self) -> bool:
-        """Whether this process is a forked child of the rank; process group and saves belong to the rank."""
+        """Whether this process is a forked child, which must not touch the rank's process group and saves."""
         return os.getpid() != self._pid
 
     def _leave(self, context: setup.RankContext) -> None:
@@ -222,9 +235,9 @@ def _print(error: StoppedAtCheckpoint) -> None:
 
 
 def connect_to_agent(environ: Mapping[str, str]) -> None:
-    """Print slurmddp's log records, and report to the agent at exit which exit code this program means.
+    """In a process that an agent started, print slurmddp's log records, and report the exit code at exit.
 
-    Do nothing in a process that no agent started.
+    In other processes, do nothing.
     """
     if descriptor_from(environ) < 0:
         return
@@ -236,9 +249,11 @@ def connect_to_agent(environ: Mapping[str, str]) -> None:
 
 
 def log_to_stderr(name: str | None) -> None:
-    """Print the log records of a logger and of its children; None: of all loggers.
+    """Print the log records of a logger and its children to stderr.
 
-    In the user's program, pass "slurmddp": a handler of the root logger would disable `logging.basicConfig`.
+    Args:
+        name: the name of the logger. None: the root logger, and so all loggers. In a user's program, pass
+            "slurmddp": a handler at the root logger would make `logging.basicConfig` do nothing.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
@@ -249,12 +264,12 @@ def log_to_stderr(name: str | None) -> None:
 
 
 def _explain_exit(page: HeartbeatPage, pid: int) -> None:
-    """Report to the agent which exit code the end of this program means; the real code is Python's choice.
+    """Report to the agent the exit code that fits the end of this program, if Python's own code does not.
 
-    A SlurmddpError has an exit code of its own. A program that leaves its loop after `should_stop` has not
-    finished, although it exits with 0.
+    After a SlurmddpError it is the exit code of the error. If `should_stop` has returned True, it is
+    EXIT_STOPPED: the training is not finished, although the program may exit with 0.
     """
-    # A forked child of the rank ends; the rank continues.
+    # This is a forked child of the rank, whose end means nothing for the rank.
     if os.getpid() != pid:
         return
 
@@ -273,7 +288,7 @@ def _devices_of(info: RankInfo) -> int:
 
 
 def _refuse_hidden_rank(environ: Mapping[str, str], devices: int) -> None:
-    """Raise MismatchError if a launcher started this process as a rank, but its rank is unknown."""
+    """Raise MismatchError if LOCAL_RANK is above 0, so that a launcher ran, but the rank is unknown."""
     local_rank = environ.get("LOCAL_RANK", "")
     is_meant = environ.get(ENVIRONMENT_VARIABLE) == "single" and devices == 1
     if local_rank.isdecimal() and int(local_rank) > 0 and not is_meant:
@@ -286,16 +301,16 @@ def _refuse_hidden_rank(environ: Mapping[str, str], devices: int) -> None:
 
 
 def _refuse_to_multiply() -> None:
-    """Raise SlurmddpError if this program's command, run again, would not start ranks."""
+    """Raise SlurmddpError in a process that must not start ranks: multiprocessing or launch() started it."""
     if multiprocessing.parent_process() is not None:
         raise SlurmddpError(
-            "launch() was called in a process that multiprocessing started.",
-            hint="Launch from the main program, under `if __name__ == '__main__':`.",
+            "launch() was called in a process that multiprocessing started, which can't start ranks.",
+            hint="Call launch() in the main program, under `if __name__ == '__main__':`.",
         )
     if os.environ.get(LAUNCHER_VARIABLE) == "local":
         raise SlurmddpError(
             "launch() was called in a process that launch() started, and its rank is unknown.",
-            hint="Unset SLURMDDP_ENVIRONMENT; a forced environment hides the launcher's variables.",
+            hint="Unset SLURMDDP_ENVIRONMENT, because it hides the variables with the rank.",
         )
 
 

@@ -24,14 +24,14 @@ def derive(seed: int, *parts: int | str) -> int:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed python, torch (CPU and GPU) and NumPy."""
+    """Seed the global random generators of python, torch (CPU and GPU) and NumPy."""
     random.seed(seed)
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def seed_sample(seed: int) -> None:
-    """Seed the CPU generators only, in a few microseconds."""
+    """Seed the global generators of python, torch (CPU only) and NumPy, in a few microseconds."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -39,7 +39,7 @@ def seed_sample(seed: int) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Restore the CPU generators after the block, whatever it draws."""
+    """Return a context that restores the global CPU generators at its end."""
     states = cpu_states()
     try:
         yield
@@ -48,19 +48,25 @@ def preserved() -> Iterator[None]:
 
 
 def cpu_states() -> tuple[Any, ...]:
-    """Return the states of the CPU generators, quickly, for `restore_cpu` in this process."""
+    """Return the states of the CPU generators of python, torch and NumPy, for `restore_cpu`.
+
+    Unlike `capture`, this is fast, but the states can't be stored in a checkpoint.
+    """
     return random.getstate(), torch.get_rng_state(), np.random.get_state()
 
 
 def restore_cpu(states: tuple[Any, ...]) -> None:
-    """Set the CPU generators to the result of `cpu_states`."""
+    """Set the CPU generators to a result of `cpu_states`."""
     random.setstate(states[0])
     torch.set_rng_state(states[1])
     np.random.set_state(states[2])
 
 
 def capture() -> dict[str, Any]:
-    """Return the states of all generators that this process uses, as tensors and plain values."""
+    """Return the states of all global generators, as tensors and plain values for a checkpoint.
+
+    The state of CUDA is included if this process has used CUDA.
+    """
     version, integers, gauss = random.getstate()
     tensor = torch.tensor(integers, dtype=torch.int64, device="cpu")
     state: dict[str, Any] = {
@@ -75,10 +81,10 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Set all generators to a result of `capture`.
+    """Set all global generators to a result of `capture`.
 
     Raises:
-        CheckpointError: `state` is not a state of these generators.
+        CheckpointError: these versions of python, torch and NumPy can't use `state`.
     """
     try:
         python = state["python"]
@@ -88,7 +94,7 @@ def restore(state: Mapping[str, Any]) -> None:
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"The random state in the checkpoint can't be restored: {type(error).__name__}: {error}.",
-            hint="Another version of Python, NumPy or torch, or other code, wrote it.",
+            hint="Load it with the versions of Python, NumPy and torch that wrote the checkpoint.",
         ) from error
 
     if "cuda" in state:
@@ -99,13 +105,15 @@ def _restore_cuda(state: torch.Tensor) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_rng_state(state)
     else:
-        log.warning("The checkpoint holds a CUDA random state, which is ignored: this process has no GPU.")
+        log.warning(
+            "The checkpoint has a CUDA random state, which is ignored, because this process has no GPU."
+        )
 
 
 def _to_tensors(value: Any) -> Any:
-    """Turn the arrays in NumPy's nested state into bytes, and NumPy's numbers into Python's.
+    """Return NumPy's nested state with tensors of bytes for its arrays, and Python's numbers for NumPy's.
 
-    Bytes, because older versions of the safetensors format have no type for unsigned integers of 32 bits.
+    Bytes are used because older versions of safetensors have no type for unsigned integers of 32 bits.
     """
     if isinstance(value, dict):
         return {key: _to_tensors(item) for key, item in value.items()}

@@ -32,7 +32,7 @@ _RESERVED_NAMES = ("step", "attempt", "time")
 
 
 class RunLog:
-    """Records of one attempt for its run folder and its loggers; unless it is `active`, calls do nothing."""
+    """Writer of an attempt's events and metrics to run folder and loggers; idle unless `active`."""
 
     def __init__(
         self, run: RunContext, *, active: bool, unit: str = "samples", loggers: Loggers | None = None
@@ -43,16 +43,22 @@ class RunLog:
         self._loggers = loggers or Loggers()
 
     def event(self, event: str, **facts: Any) -> None:
-        """Add an event to `attempts.jsonl`."""
+        """Add an event with the values `facts` to `attempts.jsonl` in the run folder."""
         if self._writable() is not None:
             self._run.add_event(event, **facts)
 
     def step(self, step: int, *, rate: float, **values: float) -> None:
-        """Log values such as loss and learning rate, and the rate in units per second."""
+        """Log values such as loss and learning rate after `step`, and the speed.
+
+        Args:
+            step: the number of completed steps.
+            rate: units (such as samples) per second.
+            values: further values by name.
+        """
         self._log(step, {**values, f"{self._unit}_per_s": round(rate, 1)})
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Log named values after `step`."""
+        """Log metrics after `step`, by name."""
         self._log(step, values)
 
     def sample(self, text: str) -> None:
@@ -62,7 +68,11 @@ class RunLog:
             write_atomic(folder.sample_file, text)
 
     def _writable(self) -> RunFolder | None:
-        """Return the folder if this rank writes to it; raise SupersededError in a superseded attempt."""
+        """Return the run folder; None if this rank does not write to it, or there is none.
+
+        Raises:
+            SupersededError: a later attempt of the run has started.
+        """
         if not self._active:
             return None
 
@@ -70,7 +80,7 @@ class RunLog:
         return self._run.folder
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a line to `metrics.jsonl`, and send the values to the loggers."""
+        """Add a line to `metrics.jsonl` in the run folder, and pass the values to the loggers."""
         folder = self._writable()
         if folder is not None:
             origin = {"step": step, "attempt": self._run.attempt, "time": round(time.time(), 3)}
@@ -84,8 +94,9 @@ def loggers_of(run: RunContext, given: Sequence[Logger], config: Mapping[str, An
     """Return the loggers of rank 0: the loggers of the run's configuration, and the loggers of the program.
 
     Args:
+        run: the run of this process.
         given: the loggers of the program.
-        config: the argument `config` of Distributon.
+        config: the argument `config` of Distributon, which the loggers get with the run's configuration.
 
     Raises:
         ConfigError: a logger is unknown, its library is missing, or it does not take its options.
@@ -116,7 +127,7 @@ def loggers_of(run: RunContext, given: Sequence[Logger], config: Mapping[str, An
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics as plain numbers; the value of a tensor on a GPU is awaited.
+    """Return metrics as plain numbers, by name; the call waits for tensors on a GPU.
 
     Raises:
         ConfigError: a value is not a single number, or a name is `step`, `attempt` or `time`.
@@ -132,7 +143,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 def _number(name: str, value: Any) -> float:
     if name in _RESERVED_NAMES:
         raise ConfigError(
-            f"A metric is named {name!r}, which is the name of a value that slurmddp records itself.",
+            f"A metric is named {name!r}, but slurmddp itself records a value of this name.",
             hint="Choose another name for the metric.",
         )
 
@@ -149,10 +160,10 @@ def _number(name: str, value: Any) -> float:
 
 
 class Milestones:
-    """Recorder of the events of a training: from which step it resumes, its first step, its stop.
+    """Recorder of three events of a training in the run folder: its resume, its first step, its stop.
 
-    Resume and stop are recorded only after `open` was called with the checkpoint folder of the run: the
-    program may load checkpoints from other folders too.
+    Resume and stop are recorded only after `open` was called with the checkpoint folder of the run, because
+    the program may also load checkpoints from other folders.
     """
 
     _counted: ClassVar[set[tuple[str, int]]] = set()
@@ -170,7 +181,12 @@ class Milestones:
         """The rank of this process; -1 before its launch."""
 
     def open(self, root: Path) -> int | None:
-        """Start to record if `root` is the checkpoint folder of the run; return its newest step on rank 0."""
+        """Record resume and stop from now on, if `root` is the checkpoint folder of the run.
+
+        Returns:
+            On rank 0, the step of the newest checkpoint in `root`. None if there is none, if `root` is
+            another folder, and on other ranks.
+        """
         self._start_up.lap("model")
         if not self._run.keeps(root):
             return None
@@ -179,7 +195,7 @@ class Milestones:
         self._loads = True
         if self.rank != 0:
             return None
-        # After an OSError, `restore.load` tries again on all ranks, and raises.
+        # Ignore an OSError here: `restore.load` lists the folder again, and raises the error on all ranks.
         with suppress(OSError):
             return newest_step(root)
         return None
@@ -188,7 +204,7 @@ class Milestones:
         """Record from which step training resumes, and warn if a newer checkpoint can't be used.
 
         Args:
-            newest: the step of the newest checkpoint, None if there is none.
+            newest: the step of the newest checkpoint, the result of `open`.
             used: the step of the checkpoint that was loaded, None if none was loaded.
             source: where it was loaded from, "memory" or "disk".
         """
@@ -207,7 +223,7 @@ class Milestones:
             self._journal.event("resumed", step=used, **{"from": source})
 
     def step(self, step: int) -> None:
-        """Record the first step of this process, and the phases of its start."""
+        """Record the first step of this process, with the durations of the phases before it."""
         if self._has_step:
             return
         self._has_step = True
@@ -222,7 +238,7 @@ class Milestones:
             RunLog(self._run, active=self.rank == 0).event("first_step", **facts, loads=False)
 
     def stopped(self, reason: StopReason | None) -> None:
-        """Record the first stop, and its reason."""
+        """Record a stop and its reason; only the first call has an effect."""
         if not self._has_stop:
             self._has_stop = True
             reason = reason or StopReason("request", "a request")
@@ -230,7 +246,7 @@ class Milestones:
 
 
 class Stopwatch:
-    """Stopwatch for the rate of work; the time between `stop` and `start` does not count."""
+    """Stopwatch for samples (or other units) per second; time between `stop` and `start` does not count."""
 
     def __init__(self) -> None:
         self._work = 0
@@ -241,12 +257,12 @@ class Stopwatch:
         self._since = time.perf_counter()
 
     def stop(self, work: int) -> None:
-        """Count `work` units as done since `start`."""
+        """Stop, and count `work` units as done since `start`."""
         self._work += work
         self._seconds += time.perf_counter() - self._since
 
     def take_rate(self) -> float:
-        """Return units per second since the last call, and start again."""
+        """Return units per second since the last call of this method, and reset; 0.0 without any time."""
         rate = self._work / self._seconds if self._seconds else 0.0
         self._work = 0
         self._seconds = 0.0

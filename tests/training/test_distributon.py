@@ -441,7 +441,9 @@ def test_a_loader_missing_before_load_is_an_error(alone: Distributon, tmp_path: 
     alone.save(1, root=tmp_path)
     with Distributon(1) as other:
         other._session._context = alone._session._context
-        with pytest.raises(SlurmddpError, match="position of 1 data loaders, and 0 were set up"):
+        with pytest.raises(
+            SlurmddpError, match=r"positions of 1 data loader\(s\), but 0 data loader\(s\) were"
+        ):
             other.load(root=tmp_path)
         other._session._context = None
 
@@ -490,7 +492,10 @@ def test_save_and_load_find_the_checkpoints_of_the_run(
         (lambda d: d.save("folder", 3, progress={}), r"save\(step, \{...\}, root=folder\)"),
         (lambda d: d.save(None, progress={}), r"save\(\) was given step=None"),
         (lambda d: d.save(3, 4, progress={}), "4 is not a mapping"),
-        (lambda d: d.save(3, {"progress": {}}, progress={}), "progress is given twice"),
+        (
+            lambda d: d.save(3, {"progress": {}}, progress={}),
+            "Given twice, in the mapping and as a keyword: progress",
+        ),
         (lambda d: d.save(3, {1: {}}), "not a mapping from names"),
         (lambda d: d.save(3, keep_best="loss"), r'\("eval_loss", "min"\)'),
         (lambda d: d.save(3, keep_best=("loss", "least")), "'least'"),

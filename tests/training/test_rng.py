@@ -107,7 +107,7 @@ def test_on_another_number_of_ranks_each_rank_seed_and_step_draws_anew(monkeypat
     found = [draws(*case) for case in cases]
     assert len(set(found)) == len(cases)
     assert [draws(*case) for case in cases] == found
-    assert "saved by 3 rank(s), and this training has 2" in caplog.text
+    assert "saved by 3 rank(s), but this training has 2" in caplog.text
 
 
 def test_a_cuda_state_without_a_gpu_is_warned_of(monkeypatch, caplog):

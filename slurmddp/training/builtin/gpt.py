@@ -54,9 +54,10 @@ class _Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predict the next token at each of up to `context` positions.
+    """A GPT language model, which predicts the next token at each position.
 
-    Maps token ids, shape (batch, length), int64, to logits, shape (batch, length, vocab_size).
+    It maps token ids, shape (batch, length), int64, to logits, shape (batch, length, vocab_size). The length
+    is at most `context`.
 
     Args:
         vocab_size: the number of different tokens.
@@ -91,7 +92,8 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, vocab_size, bias=False)
 
         self.apply(_initialise)
-        # Each block adds to the residual stream twice, so its variance grows with the number of layers.
+        # Each block adds two outputs to the residual stream. Scale their initial weights down, so that the
+        # variance of the stream does not grow with the number of layers.
         for name, parameter in self.named_parameters():
             if name.endswith("write.weight"):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
@@ -118,13 +120,13 @@ class GPT(nn.Module):
     def generate(
         self, ids: torch.Tensor, count: int, *, generator: torch.Generator, temperature: float = 0.8
     ) -> torch.Tensor:
-        """Continue a sequence by tokens drawn from the model's predictions; call it in evaluation mode.
+        """Continue a sequence by tokens drawn from the model's predictions; call `model.eval()` before.
 
         Args:
             ids: shape (1, length), int64.
             count: the number of tokens to draw.
             generator: a CPU generator, the only source of randomness.
-            temperature: the divisor of the logits.
+            temperature: the number by which logits are divided before the softmax; above 0.
 
         Returns:
             The given and the drawn tokens, shape (1, length + count), int64.

@@ -13,13 +13,15 @@ from slurmddp.errors import ConfigError
 def cosine(
     optimizer: Optimizer, *, steps: int, warmup_steps: int | None = 0, final_fraction: float = 0.1
 ) -> LambdaLR:
-    """Rise linearly over `warmup_steps`, then fall along half a cosine (Loshchilov & Hutter 2017).
+    """Return a schedule in which rates rise linearly, then fall along half a cosine.
+
+    Source: Loshchilov and Hutter, "SGDR: Stochastic gradient descent with warm restarts", 2017.
 
     Args:
-        optimizer: the optimizer, whose learning rates are the top rates.
+        optimizer: its learning rates are the highest rates, after the rise.
         steps: the number of steps of the training.
         warmup_steps: the number of steps of the rise; None: a twentieth of `steps`.
-        final_fraction: the part of the top rate that is left at `steps`, from 0 to 1.
+        final_fraction: the rate at `steps`, as a fraction of the highest rate, from 0 to 1.
 
     Raises:
         ConfigError: a number is out of range.
@@ -35,7 +37,8 @@ def cosine(
 
     if not 0 <= final_fraction <= 1:
         raise ConfigError(
-            f"scheduler.final_fraction is {final_fraction}.", hint="Give a part of the top rate, from 0 to 1."
+            f"scheduler.final_fraction is {final_fraction}.",
+            hint="Give a fraction of the highest learning rate, from 0 to 1.",
         )
 
     def factor(step: int) -> float:
@@ -49,7 +52,7 @@ def cosine(
 
 
 def constant(optimizer: Optimizer, *, warmup_steps: int = 0) -> LambdaLR:
-    """Rise linearly over `warmup_steps`, then stay constant."""
+    """Return a schedule in which rates rise linearly over `warmup_steps` and then stay constant."""
     if warmup_steps < 0:
         raise ConfigError(
             f"scheduler.warmup_steps is {warmup_steps}.", hint="Give a number of steps, 0 or more."

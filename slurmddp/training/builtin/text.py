@@ -23,7 +23,8 @@ CHARACTERS = "\n\t" + "".join(chr(code) for code in range(32, 127))
 """The characters of the vocabulary; any other byte becomes token 0, shown as `?`."""
 VOCAB_SIZE = len(CHARACTERS) + 1
 
-# Folders of installed packages, and tests, which only some installations have.
+# Skip folders that only some installations have, so that the text is the same on each machine: installed
+# packages and tests.
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 _TABLE = bytes(CHARACTERS.find(chr(byte)) + 1 if byte < 128 else 0 for byte in range(256))
 
@@ -32,7 +33,7 @@ Tokens = NDArray[np.uint8]
 
 
 class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Consecutive windows of a text: sample i is (inputs, targets), each of shape (context,), int64.
+    """Data set of consecutive windows of a text: each sample is (inputs, targets), shape (context,), int64.
 
     The targets are the inputs shifted by one token.
     """
@@ -57,13 +58,13 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class SourceText(Windows):
-    """The training part of all text files below `path`; `heldout()` returns the rest.
+    """Data set of windows of the text files below `path`, without the part that `heldout()` returns.
 
     Args:
         context: the length of a sample, in characters.
         path: a file or folder; None: Python's standard library.
         pattern: a file name pattern, which selects the files of the folder.
-        heldout_percent: the part of the text to hold out, from 0 to below 100.
+        heldout_percent: percent of the text to hold out, at least 0 and below 100.
 
     Raises:
         ConfigError: the files can't be read, or contain less than one sample.
@@ -84,7 +85,7 @@ class SourceText(Windows):
 
         if not 0 <= heldout_percent < 100:
             raise ConfigError(
-                f"data.heldout_percent is {heldout_percent}.", hint="Give a part from 0 to below 100."
+                f"data.heldout_percent is {heldout_percent}.", hint="Give a percentage from 0 to below 100."
             )
 
         self.tokens_per_sample = context

@@ -42,7 +42,7 @@ _EXIT_S = 1.0
 
 @dataclass(frozen=True)
 class _Pending:
-    """A write that was requested and has no result yet."""
+    """A write that was requested from the writer process and has no result yet."""
 
     slot: int
     request: Mapping[str, Any]
@@ -54,19 +54,20 @@ class _Pending:
 
 @dataclass(frozen=True)
 class Keep:
-    """The checkpoints that stay after a save, as in `publish`."""
+    """Choice of the checkpoints that stay after a save: `keep_last` and `keep_best` of `publish`."""
 
     keep_last: int
     keep_best: Best | None
 
 
 class AsyncWriter:
-    """The saves of one rank that another process writes."""
+    """The rank's side of saves that another process, the writer, writes to disk."""
 
     def __init__(self, environ: Mapping[str, str], info: RankInfo | None = None) -> None:
         self._channel = WriterChannel.attach(environ)
         self.has_agent = self._channel is not None
-        # Duplicates: a second Distributon in this process needs the originals.
+        # `close` closes these descriptors, so duplicate them: a second Distributon in this process needs
+        # the originals.
         inherited = [os.dup(number) for number in shared_buffer.from_environment(environ)]
         self._buffers = StagingBuffers(inherited, self._register)
         self._run = RunContext.read(environ)
@@ -90,7 +91,7 @@ class AsyncWriter:
 
     @property
     def is_writing(self) -> bool:
-        """Return whether a write runs in the background."""
+        """Whether a requested write has no result yet."""
         return bool(self._pending)
 
     def write(
@@ -102,9 +103,19 @@ class AsyncWriter:
         began: float,
         shards: ShardCopy | None = None,
     ) -> None:
-        """Save a state; training pauses since `began`. Raises the error of an earlier background save.
+        """Copy a state into memory and request its write, or write it in this process if it can't be copied.
 
         Of a sharded state the first rank of each node calls it, and the other ranks call `follow`.
+
+        Args:
+            snapshot: the state, with its step and the folder of all checkpoints.
+            keep: which checkpoints stay.
+            wait: whether to return only when the checkpoint is durable.
+            began: when training paused for this save, in seconds of `time.monotonic`.
+            shards: the copy of the shards of this node, for a sharded state.
+
+        Raises:
+            CheckpointError: this save, or an earlier one without `wait`, failed.
         """
         self.poll()
         self._raise_failed()
@@ -135,10 +146,10 @@ class AsyncWriter:
     def _write_directly(self, snapshot: Snapshot, keep: Keep, shards: ShardCopy | None) -> None:
         if shards is not None:
             self.follow(shards)
-        # An earlier write into the same folder comes first.
+        # A background write may still use the folder: wait for it.
         self.finish()
 
-        # Of a sharded state rank 0 publishes the checkpoint.
+        # The shards are written. Only rank 0 writes the rest of the state and publishes the checkpoint.
         if shards is not None and shards.first != 0:
             return
         parts = None if shards is None else shards.parts
@@ -147,20 +158,27 @@ class AsyncWriter:
         )
 
     def follow(self, shards: ShardCopy) -> None:
-        """Take part in the save of a sharded state, on a rank whose shards another rank copies."""
+        """Take part in the save of a sharded state on a rank that does not call `write`.
+
+        The shards go into the buffer of the node's first rank, or into a file if that rank has no buffer.
+        """
         if not shards.decline() and collectives.rank() != 0:
             shards.write_file()
 
     def copy_to_memory(self, snapshot: Snapshot, shards: ShardCopy | None = None) -> None:
-        """Copy a state into memory without a write, unless memory must be allocated first."""
+        """Copy a state into memory, without writing it to disk.
+
+        Nothing is copied if no buffer is ready: the call does not wait for memory.
+        """
         if not self._copies_off:
             self._buffers.copy(snapshot, wait=False, shards=shards)
 
     @contextmanager
     def optional(self) -> Iterator[None]:
-        """Log an error of the body instead of raising it, and make no more copies on this rank.
+        """Return a context that does not raise an error of its body, but logs it and ends this rank's copies.
 
-        Training does not need the copies, and an error on one rank would block the other ranks.
+        Training can continue without copies in memory. An error that only one rank raised would leave the
+        other ranks waiting for it.
         """
         try:
             yield
@@ -170,51 +188,63 @@ class AsyncWriter:
             self._end_copies(CheckpointError(f"States are no longer copied into memory: {error}"))
 
     def prepare(self, size: int, *, wait: bool = True) -> None:
-        """Allocate buffers for tensors of about `size` bytes in the background, if saves will use them."""
+        """Start to allocate buffers for `size` bytes of tensors, if saves with this `wait` use the writer."""
         if self._uses_writer(wait):
             self._open_channel()
             self._buffers.prepare(size + _TEXTS_BYTES)
 
     def poll(self) -> None:
-        """Receive the results of finished writes; returns at once."""
+        """Process the results of finished writes, without waiting for others."""
         while self._pending and self._receive(0.0):
             pass
 
     def finish(self) -> None:
-        """Wait until all requested writes are durable; raises the first error."""
+        """Wait until all requested writes are durable.
+
+        Raises:
+            CheckpointError: a write failed; the first error.
+        """
         self._buffers.set_urgent()
         while self._pending:
             self._receive(1.0)
         self._raise_failed()
 
     def finish_inherited(self) -> None:
-        """Wait for the writes of this rank, and for writes that dead ranks of its node have requested."""
+        """Call `finish`; on the first rank of a node, also wait for writes that dead ranks had requested."""
         self.finish()
         while self.leads_node and self._buffers.is_writing():
             time.sleep(_POLL_S)
 
     def states_in_memory(self, root: Path) -> list[tuple[int, shared_buffer.StoredState, bool]]:
-        """Return the states for `root` in this node's memory (see `StagingBuffers.states`)."""
+        """Return the states in this node's memory that belong to the checkpoint folder `root`.
+
+        Each has its descriptor, its header, and whether it is only a part of a sharded state.
+        """
         return self._buffers.states(root)
 
     def discard_after(self, order: tuple[int, int]) -> None:
-        """Discard the states in memory that are newer than the loaded state, which has `order`."""
+        """Discard the states in memory that are newer than a loaded state.
+
+        Args:
+            order: step and stamp of the loaded state.
+        """
         if self.leads_node:
             self._buffers.discard_after(order)
         else:
             self._buffers.close()
 
     def close(self) -> None:
-        """Release memory and writer; a writer at work ends by itself."""
+        """Release the memory, and close the channel to the writer, which ends after its last write."""
         self._buffers.close()
         if self._channel is not None:
-            # Loader workers may hold copies of this end, so the writer would not see it close.
+            # Send a message, because closing may not suffice: loader workers may have inherited this end of
+            # the channel, which then stays open.
             with suppress(OSError):
                 self._channel.send({"kind": "end"})
             self._channel.close()
             self._channel = None
 
-        # A writer at work ends by itself later.
+        # Don't wait for a writer that still has requests: it ends by itself.
         if not self._pending:
             self._reap(_LEAVE_S)
 
@@ -228,7 +258,7 @@ class AsyncWriter:
         return not self._copies_off and (self.has_agent or not wait or self._writer is not None)
 
     def _copy(self, snapshot: Snapshot, shards: ShardCopy | None) -> int | None:
-        """Copy the state and return the number of its buffer, or None if this rank has to write by itself."""
+        """Copy the state into a buffer and return its number; None if this rank has to write by itself."""
         try:
             self._open_channel()
             while not self._buffers.has_free():
@@ -238,7 +268,7 @@ class AsyncWriter:
         except NoMemory as why:
             self._end_copies(why)
         except OSError as error:
-            self._end_copies(CheckpointError(f"No process can be started that writes checkpoints: {error}."))
+            self._end_copies(CheckpointError(f"The writer process can't be started: {error}."))
         return None
 
     def _end_copies(self, why: Exception) -> None:
@@ -254,7 +284,7 @@ class AsyncWriter:
             self._lose_writer()
 
     def _receive(self, timeout_s: float) -> bool:
-        """Handle one message of the writer; return whether one came within `timeout_s` seconds."""
+        """Process one message of the writer, or its end; return False if none came within `timeout_s`."""
         try:
             received = self._open_channel().receive(timeout_s)
         except (EOFError, OSError):
@@ -269,9 +299,9 @@ class AsyncWriter:
         return True
 
     def _conclude(self, result: writer_process.Result) -> None:
-        """Take the result of a pending write."""
+        """Process the result of a write: keep its error for the next call, or report the duration."""
         write = next((pending for pending in self._pending if pending.step == result["step"]), None)
-        # A write of a writer that was lost has counted as failed.
+        # When its writer was lost, this write was already counted as failed.
         if write is None:
             return
 
@@ -281,13 +311,15 @@ class AsyncWriter:
             self.on_durable(write.request["stall_s"] + result["written_s"])
 
     def _lose_writer(self) -> None:
-        """Mark the pending writes as failed because the writer has ended; the next call raises the error."""
+        """Count all pending writes as failed, because the writer has ended; a later call raises the error."""
         for write in self._pending:
             self._buffers.set_writing(write.slot, False)
 
         if self._pending:
             steps = ", ".join(str(write.step) for write in self._pending)
-            error = CheckpointError(f"The process that wrote the checkpoint of step {steps} has ended.")
+            error = CheckpointError(
+                f"The writer process ended before the checkpoint of step {steps} was complete."
+            )
             self._failed = self._failed or error
             for write in self._pending:
                 fail_part(write.request, error)
@@ -305,8 +337,8 @@ class AsyncWriter:
             raise error
 
     def _open_channel(self) -> WriterChannel:
-        """Return the channel to the writer; start a writer if this rank has none."""
-        # An idle writer that has ended is replaced: no write is lost.
+        """Return the channel to the writer; without an agent, start a writer if none runs."""
+        # A writer that ended while it had no request is replaced silently, because no write is lost.
         is_idle = self._writer is not None and not self._pending
         if is_idle and self._channel is not None and self._channel.is_closed_by_peer():
             self._lose_writer()

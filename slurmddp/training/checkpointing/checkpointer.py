@@ -48,7 +48,7 @@ NEWEST_STAMP = 1 << 62
 
 @dataclass(frozen=True)
 class _Gathered:
-    """The state of all ranks, on the ranks that write or copy it."""
+    """The gathered state of all ranks; on ranks that neither write nor copy it, the state is empty."""
 
     state: dict[str, Any]
     stamp: int = field(default_factory=time.time_ns)
@@ -59,7 +59,7 @@ class _Gathered:
     """Running averages and plain values of rank 0, which may differ between replicas."""
 
     def completed(self) -> dict[str, Any]:
-        """Return the state with the values of rank 0, so that the states of all nodes are equal."""
+        """Return the state with rank 0's buffers and plain values, so that all nodes have the same state."""
         if self.shared:
             _overlay(self.state, self.shared)
         return self.state
@@ -67,7 +67,7 @@ class _Gathered:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointer:
-    """Saves one training; all ranks call each method, in the same order."""
+    """The saves of one training on this rank; all ranks call the same methods in the same order."""
 
     loaders: Loaders
     unwrap: Unwrap
@@ -86,7 +86,7 @@ class Checkpointer:
     """The names of metrics that a save had, or whose absence was logged."""
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts for the checkpoint's manifest: world size, seed, configuration, program."""
+        """Return the metadata for the checkpoint's manifest: world size, seed, configuration, program."""
         return {
             "world_size": collectives.world_size(),
             "seed": self.seed,
@@ -104,9 +104,10 @@ class Checkpointer:
         *,
         wait: bool,
     ) -> Path:
-        """Save on all ranks; return the checkpoint's folder on all ranks. With `wait` it is durable then.
+        """Write a checkpoint of all ranks; return its folder. With `wait`, it is durable on return.
 
-        Rank 0 writes the state. Of a sharded state, each node writes its shards, and rank 0 publishes.
+        Rank 0 writes the state. Of a sharded state, each node writes its shards, and rank 0 publishes the
+        checkpoint.
         """
         began = time.monotonic()
         root = root.absolute()
@@ -133,7 +134,14 @@ class Checkpointer:
         return root / folder_name(step)
 
     def _leave_newer(self, root: Path, step: int) -> None:
-        """Abandon newer states after the load of an older one, so that no resume uses them instead."""
+        """If an older step was chosen for the last load, rename newer checkpoints and discard newer copies.
+
+        Otherwise a resume would load them instead of the checkpoints that follow now.
+
+        Args:
+            root: the folder of all checkpoints.
+            step: the step of the save or copy that follows.
+        """
         loaded = self.chosen.pop(root, None)
         if loaded is None:
             return
@@ -144,12 +152,12 @@ class Checkpointer:
         names = collectives.on_zero(partial(checkpoint.abandon, root, loaded, step))
         if names and collectives.rank() == 0:
             log.warning(
-                "Training has gone back to step %d; newer checkpoints are kept as %s, and never loaded.",
+                "Training continues from the older step %d. Newer checkpoints are renamed, not loaded: %s.",
                 loaded, ", ".join(names),
             )  # fmt: skip
 
     def _log_missing_metric(self, root: Path, keep: Keep, metrics: Mapping[str, Any]) -> None:
-        """Warn once, on rank 0, if no checkpoint has the metric of `keep_best`."""
+        """Log a warning on rank 0, once per metric, if no checkpoint has the metric of `keep_best`."""
         self.known_metrics.update(metrics)
         if collectives.rank() or keep.keep_best is None or keep.keep_best[0] in self.known_metrics:
             return
@@ -158,21 +166,21 @@ class Checkpointer:
         given = ", ".join(metrics) or "none"
         if not ranked(root, keep.keep_best):
             log.warning(
-                "keep_best is %r, and no checkpoint has this metric so far (metrics of this save: %s). "
-                "Only the last %d checkpoints stay. Give it as save(..., metrics={%r: value}).",
+                "keep_best names the metric %r, but no checkpoint has it so far (metrics of this save: %s). "
+                "Only the last %d checkpoints stay. Pass the metric: save(..., metrics={%r: value}).",
                 name, given, max(keep.keep_last, MIN_KEPT), name,
             )  # fmt: skip
         self.known_metrics.add(name)
 
     def _gather_rank_states(self) -> list[Any] | None:
-        """Return each rank's part of the state on rank 0, and None elsewhere."""
+        """Return the results of `_rank_state` of all ranks on rank 0, and None on other ranks."""
         with collectives.agreed():
             rank_state = self._rank_state()
         return collectives.gather_to_zero(rank_state)
 
     def _rank_state(self) -> dict[str, Any]:
-        """Return this rank's part of the state."""
-        # The strategy comes first, because it may use collectives.
+        """Return what only this rank knows: random states, loader positions, strategy and loss scale."""
+        # Ask the strategy first: its collectives need all ranks, and the lines below may raise on this rank.
         strategy_state = self.strategy_state()
         rank_state = of_this_rank(self.loaders)
         if strategy_state:
@@ -182,12 +190,18 @@ class Checkpointer:
         return rank_state
 
     def strategy_state(self) -> dict[str, Any]:
-        """Return this rank's state of the strategy; empty if the strategy has none."""
+        """Return the strategy's state on this rank; empty if the strategy has no `state_dict`."""
         state: dict[str, Any] = self.strategy.state_dict() if hasattr(self.strategy, "state_dict") else {}
         return state
 
     def check_strategy(self, loaded: checkpoint.Checkpoint) -> None:
-        """Raise CheckpointError if the strategy can't restore the saved state of this rank."""
+        """Let the strategy check its saved state of this rank.
+
+        On another number of ranks the state will not be used, so it is not checked.
+
+        Raises:
+            CheckpointError: the strategy can't restore the state.
+        """
         rank_states = loaded.state["rng"]
         if len(rank_states) != collectives.world_size() or not hasattr(self.strategy, "check_state_dict"):
             return
@@ -196,11 +210,11 @@ class Checkpointer:
             self.strategy.check_state_dict(rank_state["strategy"])
 
     def restore_strategy(self, loaded: checkpoint.Checkpoint) -> None:
-        """Restore this rank's state of the strategy, and its loss scale.
+        """Restore the strategy's state on this rank, and the loss scale of fp16.
 
-        The strategy forgets its own steps first. It starts without the saved state if that is of another
-        number of ranks, another strategy, or other settings. Then all ranks take rank 0's loss scale, because
-        they must not average gradients of different scales.
+        The strategy is reset first. If the saved state is of another number of ranks, another strategy, or
+        other settings, the strategy continues without it. All ranks then take rank 0's loss scale, because
+        ranks that average gradients need the same scale.
         """
         if hasattr(self.strategy, "reset"):
             self.strategy.reset()
@@ -213,20 +227,20 @@ class Checkpointer:
             reason = "another strategy, or of other settings"
             if not has_same_ranks:
                 reason = f"{len(rank_states)} rank(s)"
-            log.warning("The strategy starts without its state: the checkpoint is of %s.", reason)
+            log.warning("The strategy starts without its saved state: the checkpoint is of %s.", reason)
             rank_state = rank_states[0]
 
         if self.scaler is not None:
             self.scaler.load_state_dict(rank_state.get("scaler", {}))
 
     def _continues(self, state: dict[str, Any] | None) -> bool:
-        """Restore a state of the strategy; return False if it can't be used."""
+        """Restore the strategy's state; return False if the strategy can't use it."""
         if state is None or not hasattr(self.strategy, "load_state_dict"):
             return False
         return self.strategy.load_state_dict(state) is not False
 
     def _state_on_zero(self, step: int, objects: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state to save on rank 0, and {} elsewhere."""
+        """Return the state of all ranks to save, on rank 0; {} on other ranks."""
         rank_states = self._gather_rank_states()
         with collectives.agreed():
             if rank_states is None:
@@ -238,18 +252,30 @@ class Checkpointer:
         return ShardCopy(gathered.state, parts, self.saves.node_rank, everywhere=everywhere)
 
     def _state(self, step: int, objects: Mapping[str, Any], rank_states: list[Any]) -> dict[str, Any]:
-        """Return the state to save; raises SlurmddpError if it holds NaN or infinity."""
+        """Return the state to save.
+
+        Raises:
+            SlurmddpError: a trainable parameter holds NaN or infinity.
+        """
         require_finite(step, objects, self.unwrap)
         return collect(objects, self.loaders, rank_states, self.unwrap)
 
     def finish(self) -> None:
-        """Wait on all ranks until all saves are durable; raise the first error on all ranks."""
+        """Wait until the saves of all ranks are durable.
+
+        Raises:
+            CheckpointError: on all ranks, if a save failed on any rank.
+        """
         self.saves.unfinished = False
         with collectives.agreed():
             self.saves.finish()
 
     def check_can_save(self, root: Path, objects: Mapping[str, Any], *, keep_last: int, wait: bool) -> float:
-        """Write, verify and delete the files of a save; return the seconds, the same on all ranks."""
+        """Write, verify and delete the files of a save, and allocate memory for later saves.
+
+        Returns:
+            The seconds that this took on rank 0, on all ranks.
+        """
         started = time.perf_counter()
         root = root.absolute()
         growth = _growth(objects)
@@ -276,12 +302,12 @@ class Checkpointer:
         return collectives.from_zero(time.perf_counter() - started)
 
     def prepare(self, objects: Mapping[str, Any], size: int, *, wait: bool = True) -> None:
-        """Allocate memory for copies of `size` bytes on the ranks that copy the state of `objects`."""
+        """Start to allocate memory for copies of `size` bytes, if this rank copies the state of `objects`."""
         if self._copies(objects):
             self.saves.prepare(size, wait=wait)
 
     def _copies(self, objects: Mapping[str, Any]) -> bool:
-        """Return whether this rank copies the state of `objects`, or the shards of its node, into memory."""
+        """Decide whether this rank copies the state of `objects`, or the shards of its node, into memory."""
         if _is_sharded(objects):
             return self.saves.leads_node
         return self.saves.copies_state
@@ -303,9 +329,10 @@ class Checkpointer:
         self.pace.copied(gathered.figures or self.pace.figures, time.perf_counter() - began)
 
     def _gather_state(self, step: int, objects: Mapping[str, Any]) -> _Gathered:
-        """Return the state on the ranks that copy it, and of a sharded state each rank's shards.
+        """Return the state of all ranks, on the ranks that copy it. All ranks call it.
 
-        All ranks call it. An error on any rank is raised on all ranks.
+        Of a sharded state, each rank gets its own shards, and the first rank of each node the rest too. An
+        error on any rank is raised on all ranks.
         """
         saves = self.saves
         is_zero = collectives.rank() == 0
@@ -326,7 +353,7 @@ class Checkpointer:
         except Exception as caught:
             error = caught
 
-        # The exchange raises the error of any rank on all ranks.
+        # `gather` sends an error of this rank along, and raises it on all ranks.
         gathered = collectives.gather((rank_state, of_rank_zero), error)
         if is_sharded:
             state = with_whole_tensors(state, keep=saves.leads_node)
@@ -342,13 +369,19 @@ def _is_sharded(objects: Mapping[str, Any]) -> bool:
 
 
 def _measured(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics for the manifest; NaN and infinity are left out, because none of them is the best."""
+    """Return {"metrics": numbers by name} for the manifest, or {}.
+
+    NaN and infinity are left out, because no such value can be the best.
+    """
     finite = {name: value for name, value in numbers(metrics).items() if math.isfinite(value)}
     return {"metrics": finite} if finite else {}
 
 
 def _shared_part(state: Mapping[str, Any], objects: Mapping[str, Any], unwrap: Unwrap) -> dict[str, Any]:
-    """Return the part of a state that may differ between replicas: all but parameters and optimizers."""
+    """Return the values of rank 0's state that may differ between ranks, for `_overlay` on other nodes.
+
+    These are all values except parameters and the states of optimizers: buffers, plain values, loaders.
+    """
     parts: dict[str, Any] = {}
     for name, value in objects.items():
         saved = state["objects"][name]
@@ -363,7 +396,7 @@ def _shared_part(state: Mapping[str, Any], objects: Mapping[str, Any], unwrap: U
 
 
 def _overlay(state: dict[str, Any], shared: Mapping[str, Any]) -> None:
-    """Replace the values of `state` that rank 0 has sent."""
+    """Replace values of `state` by rank 0's values, a result of `_shared_part`."""
     for name, value in shared["objects"].items():
         if name in shared["modules"]:
             state["objects"][name].update(value)
@@ -373,12 +406,15 @@ def _overlay(state: dict[str, Any], shared: Mapping[str, Any]) -> None:
 
 
 def _growth(objects: Mapping[str, Any]) -> int:
-    """Return the bytes that the optimizers' states will gain in the first step."""
+    """Return the number of bytes by which the first step will enlarge the optimizers' states."""
     return sum(_first_step_bytes(value) for value in objects.values() if isinstance(value, Optimizer))
 
 
 def _first_step_bytes(optimizer: Optimizer) -> int:
-    """Estimate by the settings of torch's optimizers: Adam stores two copies, momentum one."""
+    """Return an estimate of the bytes that an optimizer's state will need; 0 if it has a state already.
+
+    Of torch's optimizers, those with `betas` (Adam) store two values per weight, those with momentum one.
+    """
     if optimizer.state:
         return 0
 

@@ -19,14 +19,14 @@ _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> torch.Tensor:
-    """Clip gradients to a common 2-norm of `clip_norm` unless that is None; return their norm before.
+    """Return the common 2-norm of the gradients; with `clip_norm`, scale them in place to at most this norm.
 
     Args:
-        parameters: those without a gradient don't count. Gradients may be sparse.
-        clip_norm: above 0.
+        parameters: parameters without a gradient are ignored. Gradients may be sparse.
+        clip_norm: a number above 0; None: the gradients are not changed.
 
     Returns:
-        A scalar on the device of the gradients: nothing waits for it.
+        The norm before clipping, a scalar on the device of the gradients. The call does not wait for a GPU.
     """
     owners = [_with_dense_gradient(parameter) for parameter in parameters if parameter.grad is not None]
     if clip_norm is not None:
@@ -35,11 +35,15 @@ def gradient_norm(parameters: Iterable[nn.Parameter], clip_norm: float | None) -
 
 
 def _with_dense_gradient(parameter: nn.Parameter) -> torch.Tensor:
-    """Return a tensor whose dense gradient holds all values of the gradient of `parameter`."""
+    """Return `parameter`; for a sparse gradient, a tensor whose dense gradient shares its values.
+
+    torch's norm functions take dense gradients only.
+    """
     if parameter.grad is None or not parameter.grad.is_sparse:
         return parameter
 
-    # An embedding's gradient has a row for each use of a row, whose sum counts.
+    # The sparse gradient of an embedding has one entry per use of a row. `coalesce` adds up the entries of
+    # the same row, whose sum is the gradient.
     parameter.grad = parameter.grad.coalesce()
     values = parameter.grad._values()
     owner = torch.empty_like(values)
@@ -50,8 +54,8 @@ def _with_dense_gradient(parameter: nn.Parameter) -> torch.Tensor:
 def require_finite(step: int, objects: Mapping[str, Any], unwrap: Callable[[nn.Module], nn.Module]) -> None:
     """Raise SlurmddpError if a trainable parameter of a module in `objects` holds NaN or infinity.
 
-    Buffers and frozen parameters are not checked, because masks often hold -inf. Of a sharded parameter, this
-    rank checks its own shard.
+    Buffers and frozen parameters are not checked: they may rightly hold infinity, as masks do. Of a sharded
+    parameter, this rank checks its own shard.
     """
     for name, value in objects.items():
         if not isinstance(value, nn.Module):
@@ -66,11 +70,12 @@ def require_finite(step: int, objects: Mapping[str, Any], unwrap: Callable[[nn.M
 
 
 def _first_not_finite(model: nn.Module) -> str | None:
-    """Return the name of the first trainable parameter with NaN or infinity; None without one."""
+    """Return the name of the first trainable parameter that holds NaN or infinity; None if all are finite."""
     named = [
         (name, local(p.detach())) for name, p in model.named_parameters() if p.requires_grad and _has_norm(p)
     ]
-    # The norm of all parameters is one fast pass. Each parameter is read again only if it is not finite.
+    # Compute one norm over all parameters first, which is fast. Only if it is not finite, look for the
+    # parameter.
     if torch.isfinite(get_total_norm([parameter for _, parameter in named])):
         return None
     return next((name for name, parameter in named if not torch.isfinite(parameter).all()), None)

@@ -27,7 +27,7 @@ _COMMAND_CHARS = 500
 
 @dataclass(frozen=True)
 class UserProgram:
-    """A script or module with its arguments."""
+    """The program that the user started: a script or module, with its arguments."""
 
     file: str
     """Its file, relative to the folder in which it was started; outside of that folder, the name alone."""
@@ -36,7 +36,10 @@ class UserProgram:
 
     @classmethod
     def current(cls, run: RunContext) -> UserProgram | None:
-        """Return the program of this process; None in a notebook, for typed code and for slurmddp's own."""
+        """Return the program of this process.
+
+        None without a script (a notebook, an interactive shell, `python -c`), and for slurmddp's own modules.
+        """
         file = getattr(sys.modules.get("__main__"), "__file__", None)
         if not file or Path(file).resolve().is_relative_to(_PACKAGE):
             return None
@@ -46,7 +49,7 @@ class UserProgram:
         return cls(name, shlex.join([name, *arguments])[:_COMMAND_CHARS])
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts for the manifest of a checkpoint that is written now."""
+        """Return the metadata for the manifest of a checkpoint: file, command and the current time."""
         return {"program": {"file": self.file, "command": self.command, "time": round(time.time())}}
 
 
@@ -54,7 +57,8 @@ def refuse_other(meta: Mapping[str, Any], program: UserProgram | None, root: Pat
     """Raise CheckpointError if another program than `program` wrote the newest checkpoint of `root`.
 
     Args:
-        meta: the facts of that checkpoint. One of an earlier version names no program.
+        meta: the metadata in the manifest of that checkpoint. Earlier versions recorded no program; their
+            checkpoints are not refused.
         program: the program whose checkpoints are expected; None: any.
         root: the folder of all checkpoints.
     """
@@ -71,9 +75,9 @@ def refuse_other(meta: Mapping[str, Any], program: UserProgram | None, root: Pat
 
 
 def shared_folder_line(root: Path, program: UserProgram | None) -> str:
-    """Return a line for the screen if another program has saved in the folder to save in; else an empty one.
+    """Return a line to print if the folder for saves contains checkpoints of another program, else "".
 
-    Its checkpoints stay. But `load` takes the newest of the folder, whoever wrote it.
+    Saves don't delete checkpoints of another program, but `load` takes the newest one of any program.
     """
     if program is None:
         return ""
@@ -90,13 +94,13 @@ def shared_folder_line(root: Path, program: UserProgram | None) -> str:
 
 
 def loaded_line(root: Path, step: int, program: UserProgram | None, *, is_chosen: bool) -> str:
-    """Return a line for the screen about the checkpoint that was loaded.
+    """Return a line to print about the checkpoint that was loaded.
 
     Args:
         root: the folder of all checkpoints.
         step: the step of the checkpoint.
         program: the program of this process.
-        is_chosen: whether the program has asked for this checkpoint, and not for the newest.
+        is_chosen: whether the program has called `load` with `step` or `best`.
     """
     saved = load_manifest(root / folder_name(step)).meta.get("program")
     origin = ""
@@ -110,7 +114,7 @@ def loaded_line(root: Path, step: int, program: UserProgram | None, *, is_chosen
 
 
 def nothing_left_line(root: Path, step: int) -> str:
-    """Return a line for the screen about a training that took no step after its load."""
+    """Return a line to print about a training that took no step after its load."""
     return (
         f"slurmddp: no step followed step {step} of {shown(root)}: nothing was left to train. "
         "To start from step 0, delete that folder or pass another folder as root=."
@@ -118,7 +122,7 @@ def nothing_left_line(root: Path, step: int) -> str:
 
 
 def shown(root: Path) -> str:
-    """Return a folder as a person would type it."""
+    """Return the path of a folder for messages: relative to the working directory if below it."""
     root = root.absolute()
     if root.is_relative_to(Path.cwd()):
         return f"./{root.relative_to(Path.cwd())}"
@@ -126,7 +130,10 @@ def shown(root: Path) -> str:
 
 
 def _named(file: Path, run: RunContext) -> str:
-    """Return the name of a script; a copy in the snapshot of a run has the name of the script."""
+    """Return the path of a script relative to the run's copy of the code, or to the working directory.
+
+    So the copy of a script has the same name as the script. Outside of both folders: the file name alone.
+    """
     places = [Path.cwd()] if run.folder is None else [run.folder.code_dir, Path.cwd()]
     for place in places:
         if file.is_relative_to(place):
@@ -135,7 +142,7 @@ def _named(file: Path, run: RunContext) -> str:
 
 
 def _without_secrets(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with a note in place of values that are secrets by the names of their options."""
+    """Return the arguments with NOT_SHOWN in place of values whose option names look like secrets."""
     kept: list[str] = []
     hides_next = False
 
@@ -150,7 +157,7 @@ def _without_secrets(arguments: Sequence[str]) -> list[str]:
         else:
             kept.append(argument)
 
-        # The value may be the next argument: `--token VALUE`.
+        # In `--token VALUE` the value is the next argument, so hide that one.
         hides_next = is_secret and not sign and argument.startswith("-")
 
     return kept

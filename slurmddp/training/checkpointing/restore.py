@@ -45,7 +45,7 @@ InMemory = tuple[int, shared_buffer.StoredState]
 
 @dataclass(frozen=True)
 class _Offer:
-    """The states in the memory of all nodes."""
+    """The newest state in the memory of all nodes, and which ranks have it."""
 
     best: shared_buffer.StoredState | None
     """The newest state; the same on all ranks."""
@@ -68,12 +68,18 @@ def load(
     allow_other_config: bool = False,
     of_program: UserProgram | None = None,
 ) -> tuple[int, str] | None:
-    """Load the newest state into `objects`, or the checkpoint of `step`, or the best one.
+    """Load the newest state into `objects`, or the checkpoint of `step`, or the best one. All ranks call it.
 
-    With `of_program`, a newest checkpoint that another program has written is an error.
+    Args:
+        root: the folder of all checkpoints.
+        objects: the objects to load into, by name.
+        checkpointer: the saves of the training.
+        step, best, strict, allow_other_config: as for `Distributon.load`.
+        of_program: the only program whose checkpoint may be loaded; None: any program.
 
     Returns:
-        Its step, and `memory` or `disk`. None if there is no state; with `step` or `best` that is an error.
+        The step of the loaded state, and "memory" or "disk", where it was. None if there is no state; with
+        `step` or `best`, a missing checkpoint is an error.
     """
     root = root.absolute()
     loading = _Load(root, objects, checkpointer, strict, allow_other_config, of_program)
@@ -83,18 +89,21 @@ def load(
 
 
 def quarantine(root: Path, step: int) -> tuple[str, int] | None:
-    """Quarantine the newest checkpoint on behalf of all ranks (see `checkpoint.quarantine_newest`)."""
+    """Call `checkpoint.quarantine_newest(root, step)` on rank 0; return its result on all ranks."""
     return collectives.on_zero(partial(checkpoint.quarantine_newest, root, step))
 
 
 def go_back(root: Path, every: int, *, before: int, checkpointer: Checkpointer) -> bool:
-    """Make an older checkpoint the newest state, on all ranks; return False without an older one.
+    """Make an older checkpoint the newest state, on disk and in memory. All ranks call it.
 
     Args:
         root: the folder of all checkpoints; no save may be running.
-        every: a checkpoint of a multiple of this step is preferred; 0: any.
-        before: the checkpoint must be of an earlier step.
-        checkpointer: of the training; newer states in memory are discarded.
+        every: prefer a checkpoint whose step is a multiple of this number; 0: no preference.
+        before: the checkpoint must be of a step before this one.
+        checkpointer: the saves of the training, with the copies in memory.
+
+    Returns:
+        Whether there is such a checkpoint, the same on all ranks.
     """
     root = root.absolute()
     step = collectives.on_zero(partial(checkpoint.go_back, root, every, before=before))
@@ -109,11 +118,14 @@ def go_back(root: Path, every: int, *, before: int, checkpointer: Checkpointer) 
 def _newest(
     offers: Sequence[Sequence[tuple[shared_buffer.StoredState, bool]]],
 ) -> tuple[shared_buffer.StoredState | None, int, bool]:
-    """Return the newest state that can be loaded, the first rank that has it, and whether a rank lacks it.
+    """Return the newest state in memory that can be loaded.
 
     Args:
-        offers: the states in the memory of each rank's node, and whether each is a node's part. A part is of
-            use only if all nodes hold a part.
+        offers: for each rank, the states in the memory of its node, and whether each is only the node's part
+            of a sharded state. A part can be loaded only if all nodes have their parts.
+
+    Returns:
+        The state (None if there is none), the first rank that has it, and whether another rank lacks it.
     """
     orders = [{state.order for state, _ in offer} for offer in offers]
     common = set.intersection(*orders)
@@ -126,14 +138,14 @@ def _newest(
     if not usable:
         return None, 0, False
 
-    # Of the ranks with the newest state, the first sends it.
+    # The newest state counts; of the ranks that have it, the lowest is its source.
     best, source = max(usable, key=lambda pair: (pair[0].order, -pair[1]))
     return best, source, best.order not in common
 
 
 @dataclass(frozen=True)
 class _Load:
-    """One load, on all ranks together."""
+    """One call of `load`; all ranks make the same calls of its methods."""
 
     root: Path
     objects: Mapping[str, Any]
@@ -143,7 +155,10 @@ class _Load:
     of_program: UserProgram | None
 
     def run(self) -> tuple[int, str] | None:
-        """Load the newest state; return its step and where it was, None if there is no state."""
+        """Load the newest state in memory or on disk; return its step and "memory" or "disk".
+
+        None if there is no state.
+        """
         offer, step_on_disk = self._find()
         best = offer.best
         if best is not None and (step_on_disk is None or best.step >= step_on_disk):
@@ -151,7 +166,8 @@ class _Load:
                 return best.step, "memory"
             best = None
 
-        # The newest checkpoint may be damaged, and an older one be older than the state in memory.
+        # By its name, the newest checkpoint is newer than the state in memory. But it may be damaged, and
+        # `_choose` then returns an older one, so compare again.
         chosen = collectives.on_zero(self._choose)
         if best is not None and (chosen is None or chosen[2] < best.step) and self._from_memory(offer, best):
             return best.step, "memory"
@@ -164,21 +180,24 @@ class _Load:
         return chosen[2], "disk"
 
     def run_chosen(self, find: Callable[[], Path]) -> tuple[int, str]:
-        """Load the checkpoint that `find` returns on rank 0; return its step and where it was."""
+        """Load the checkpoint whose folder `find` returns on rank 0; return its step and "disk"."""
         chosen = collectives.on_zero(lambda: self._described(find()))
         self._from_disk(*chosen)
         self.checkpointer.chosen[self.root] = chosen[2]
         return chosen[2], "disk"
 
     def _find(self) -> tuple[_Offer, int | None]:
-        """Return the states in the memory of all nodes, and the step of the newest checkpoint by its name."""
+        """Return the newest state in memory, and the step of the newest checkpoint on disk, by folder names.
+
+        The step is None if there is no checkpoint.
+        """
         in_memory: list[tuple[int, shared_buffer.StoredState, bool]] = []
         step_on_disk: int | None = None
         error: Exception | None = None
         try:
             in_memory = self.checkpointer.saves.states_in_memory(self.root)
             if collectives.rank() == 0:
-                # `_choose` lists the checkpoints again, and raises.
+                # Ignore an error here: `_choose` lists the checkpoints again, and raises it.
                 with suppress(OSError):
                     step_on_disk = newest_step(self.root)
         except Exception as caught:
@@ -199,7 +218,7 @@ class _Load:
         return _Offer(best, on_node, source, is_missing), gathered[0][1]
 
     def _from_memory(self, offer: _Offer, best: shared_buffer.StoredState) -> bool:
-        """Load the newest state in memory; return False on all ranks if any rank can't."""
+        """Load the state `best` from memory; return False, on all ranks, if it can't be used on any rank."""
         try:
             received = None
             if offer.is_missing:
@@ -210,7 +229,7 @@ class _Load:
                 self._check_config(loaded.meta, f"of step {loaded.step} in memory")
                 certain = self._check(loaded)
         except Exception as error:
-            # All ranks get the same error here, so all load from the disk.
+            # `agreed` raises an error of one rank on all ranks, so all ranks return False here.
             log.warning("The state of step %d in memory is not used: %s", best.step, error)
             return False
 
@@ -220,11 +239,11 @@ class _Load:
         return True
 
     def _choose(self) -> tuple[str, str, int] | None:
-        """Return name, fingerprint and step of the newest good checkpoint; rank 0 calls this.
+        """Return name, fingerprint and step of the newest checkpoint that verifies, or None; for rank 0.
 
         Raises:
-            CheckpointError: another program has written it.
-            ConfigError: it has another configuration.
+            CheckpointError: another program has written the checkpoint.
+            ConfigError: the checkpoint has another configuration.
         """
         folder = checkpoint.latest(self.root)
         if folder is None:
@@ -238,7 +257,7 @@ class _Load:
         return folder.name, visibility.fingerprint(folder), step_of(folder) or 0
 
     def _from_disk(self, name: str, fingerprint: str, step: int) -> None:
-        """Read and check the checkpoint on all ranks before any rank loads it."""
+        """Load a checkpoint: all ranks read and check it before any object is changed."""
         folder = self.root / name
         try:
             with collectives.agreed():
@@ -253,7 +272,7 @@ class _Load:
             raise
 
     def _share(self, manifest: Manifest) -> int:
-        """Return about how many bytes of a checkpoint the memory of one node holds."""
+        """Return about how many bytes a copy of a checkpoint takes in one node's memory."""
         shards = sum(record.size for name, record in manifest.files.items() if is_shard_file(name))
         whole = sum(record.size for record in manifest.files.values()) - shards
         nodes = 1 if mesh_of(self.objects.values()) is None else self.checkpointer.saves.nodes
@@ -263,7 +282,15 @@ class _Load:
         config_match.check(meta, self.checkpointer.config, name, allow=self.allow_other_config)
 
     def _check(self, loaded: checkpoint.Checkpoint) -> frozenset[str]:
-        """Raise unless a state fits; return the names of the objects whose load is certain to succeed."""
+        """Check that a state fits the objects, loaders and strategy.
+
+        Returns:
+            The names of the objects whose load is certain to succeed.
+
+        Raises:
+            CheckpointError: the state does not fit.
+            ConfigError: an object has no `load_state_dict`.
+        """
         saver = self.checkpointer
         ignored = None if self.strict else list[str]()
         certain = check(loaded.state, self.objects, saver.loaders, saver.unwrap, ignored)
@@ -276,28 +303,39 @@ class _Load:
             loaded.state["rng"][collectives.rank()]["strategy"] = None
             ignored.append("strategy: its state does not fit")
         if ignored and collectives.rank() == 0:
-            log.warning("The load is not strict, and leaves out: %s.", "; ".join(ignored))
+            log.warning("load(strict=False) left out what does not fit: %s.", "; ".join(ignored))
 
         return certain
 
     def _discard_after(self, order: tuple[int, int]) -> None:
-        """Discard newer states in memory, because training repeats their steps."""
+        """Discard states in memory that are newer than the loaded one, because training repeats their steps.
+
+        Args:
+            order: step and stamp of the loaded state.
+        """
         self.checkpointer.chosen.pop(self.root, None)
         with collectives.agreed():
             self.checkpointer.saves.discard_after(order)
 
     def _apply(self, loaded: checkpoint.Checkpoint, certain: frozenset[str], size: int) -> None:
-        """Load a checked state into all objects."""
+        """Load a checked state into objects, loaders, strategy and random generators.
+
+        Args:
+            loaded: the state.
+            certain: the result of `_check`.
+            size: bytes of memory to allocate for copies of later saves.
+        """
         saver = self.checkpointer
         with collectives.agreed():
-            # A shared optimizer needs its whole state to undo a load that fails.
+            # This call completes the state of an optimizer that is sharded over the ranks. Without it, a load
+            # that fails could not be undone.
             saver.strategy_state()
             loaders = fitting(saver.loaders, loaded.state, None)
             apply(loaded.state, self.objects, loaders, saver.unwrap, certain, self.strict)
 
             saver.restore_strategy(loaded)
             restore_data(loaded, loaders)
-            # The random states come last: the loads before may draw numbers.
+            # Restore the random states last, because the `load_state_dict` methods may draw random numbers.
             restore_randomness(loaded, saver.seed)
             saver.prepare(self.objects, size)
 
@@ -305,17 +343,30 @@ class _Load:
 def _read(
     on_node: InMemory | None, received: memoryview | None, best: shared_buffer.StoredState, mesh: Any
 ) -> checkpoint.Checkpoint:
-    """Decode the newest state from the memory of this node, or from the bytes that another node has sent."""
+    """Return the state `best`, decoded from this node's memory or from bytes that another rank has sent.
+
+    Args:
+        on_node: the state in this node's memory, or None.
+        received: the bytes from another rank, or None.
+        best: the header of the state.
+        mesh: the device mesh of sharded objects, or None.
+    """
     if on_node is not None:
         with shared_buffer.mapped(*on_node) as stored:
             return read_state(best.step, stored, mesh)
     if received is None:
-        raise CheckpointError("it was not sent")
+        raise CheckpointError("no rank has sent it")
     return read_state(best.step, shared_buffer.StateBytes.of(received, best), mesh)
 
 
 def _broadcast(sent: InMemory | None, best: shared_buffer.StoredState, source: int) -> memoryview:
-    """Send the bytes of the state from rank `source`, which alone passes `sent`, to all ranks."""
+    """Send the bytes of a state from rank `source` to all ranks, and return them.
+
+    Args:
+        sent: the state in memory on rank `source`; None on other ranks.
+        best: the header of the state.
+        source: the rank that sends.
+    """
     with collectives.agreed():
         whole = torch.empty(best.end - best.tensors_at, dtype=torch.uint8, device="cpu")
         if sent is not None:

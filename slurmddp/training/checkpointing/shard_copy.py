@@ -27,17 +27,17 @@ _Place = tuple[int, int, dict[int, int]]
 
 
 class ShardCopy:
-    """One copy of a sharded state. All ranks build it.
+    """One copy of a sharded state into the buffers of the nodes; a context manager on all ranks.
 
-    Inside of the context, the first rank of a node with a buffer then calls `write`. All other ranks call
-    `decline`, in which a rank writes its shards into the buffer of its node's first rank. A rank that calls
-    neither declines at the end of the context.
+    Inside of the context, each rank calls one method. The first rank of a node calls `write` if it has a
+    buffer. All other ranks call `decline`, which writes their shards into the buffer of their node's first
+    rank. At its end the context calls `decline` for a rank that has called neither.
 
     Args:
         state: the state, with this rank's shards.
-        parts: where ranks write that find no buffer on their node.
+        parts: the files for the shards of ranks whose node has no buffer.
         node_rank: the number of this rank's node.
-        everywhere: whether a copy is of use only if all nodes make one.
+        everywhere: whether to copy only if all nodes have a buffer.
     """
 
     def __init__(
@@ -66,23 +66,39 @@ class ShardCopy:
 
     @property
     def part(self) -> int | None:
-        """Return `StateBytes.part` of the copy: the first rank of this node, None with a single node."""
+        """The value for `StateBytes.part`: the first rank of this node, or None if there is one node only."""
         if len(self.sizes) == self.ranks:
             return None
         return self.first
 
     def write(self, descriptor: int, view: MappedTensor, starts: Mapping[int, int]) -> bool:
-        """Let the ranks of this node write their shards (see `ShardWriters`); raises on all if one fails."""
+        """Offer a buffer, into which the ranks of this node write their shards.
+
+        Args:
+            descriptor: the descriptor of the buffer in this process.
+            view: the buffer.
+            starts: the offset for the shards of each rank of this node.
+
+        Returns:
+            Whether the shards are in the buffer.
+
+        Raises:
+            CheckpointError: on all ranks, if a rank can't write its shards.
+        """
         return self._meet((os.getpid(), descriptor, dict(starts)), view)
 
     def decline(self) -> bool:
-        """Offer no buffer; return whether this rank's shards are in the buffer of its node's first rank."""
+        """Offer no buffer; write this rank's shards into the buffer of its node's first rank, if any.
+
+        Returns:
+            Whether this rank's shards are in a buffer.
+        """
         if self._has_met:
             raise CheckpointError("A rank could not write its shards into memory.")
         return self._meet(None, None)
 
     def write_file(self) -> None:
-        """Write the shards of this rank to the disk, as a part of the checkpoint that rank 0 publishes."""
+        """Write this rank's shards to disk, into a file of the checkpoint that rank 0 publishes."""
         write_shards(self.parts, collectives.rank(), self._state)
 
     def __enter__(self) -> ShardCopy:
@@ -94,14 +110,22 @@ class ShardCopy:
         if self._has_met:
             return
 
-        # The other ranks wait for this rank's place: it sends its error, or declines.
+        # The other ranks wait in `_meet` for this rank. So send its error to them, or decline.
         if isinstance(error, Exception) and not isinstance(error, NoMemory):
             collectives.gather(None, error)
         elif error is None or isinstance(error, NoMemory):
             self.decline()
 
     def _meet(self, place: _Place | None, view: MappedTensor | None) -> bool:
-        """Exchange the places, and write the shards of this rank; return whether they are in a buffer."""
+        """Exchange which ranks offer buffers, and write this rank's shards into the buffer of its node.
+
+        Args:
+            place: the buffer that this rank offers, or None.
+            view: the same buffer in this process, or None.
+
+        Returns:
+            Whether this rank's shards are in a buffer.
+        """
         self._has_met = True
         places = collectives.gather(place)
         count = sum(offered is not None for offered in places)
@@ -117,16 +141,22 @@ class ShardCopy:
         return on_node is not None
 
     def _write_into(self, process: int, descriptor: int, starts: Mapping[int, int]) -> None:
-        """Write the shards of this rank into the buffer of another process."""
+        """Write this rank's shards into the buffer of another process on this node.
+
+        Args:
+            process: the process id.
+            descriptor: the descriptor of the buffer in that process.
+            starts: the offset for the shards of each rank of this node.
+        """
         try:
             with Path(f"/proc/{process}/fd/{descriptor}").open("r+b", buffering=0) as memory:
                 view = MappedTensor(mmap.mmap(memory.fileno(), 0))
         except OSError as error:
             raise CheckpointError(
-                f"The memory of rank {self.first} can't be opened: {error.strerror}."
+                f"The shared memory of rank {self.first} can't be opened: {error.strerror}."
             ) from error
 
-        # The map is too short-lived to be registered with CUDA.
+        # Don't pin this mapping: registering it with CUDA is not worth it for a single copy.
         view.is_pinned = False
         self._write(view, starts)
         view.close()

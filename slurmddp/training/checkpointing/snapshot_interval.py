@@ -24,26 +24,31 @@ Figures = tuple[float, float, float, float]
 
 
 def steps_until_next(figures: Figures) -> int:
-    """Return the number of steps from a copy now to the next copy.
+    """Return the number of steps between a copy now and the next copy.
 
-    All copies up to the next one cost at most SHARE of all steps up to it, if steps and copies stay as they
-    were measured.
+    It is the smallest number with which all copies, the next one included, take at most the part SHARE of the
+    time of all steps, if steps and copies take as long as before.
     """
     step_s, cost_s, spent_s, trained_s = figures
     if step_s <= 0.0:
         return FIRST_AFTER
 
-    # Until the next copy the steps must pay for this copy and for the next one.
+    # `spent_s` does not contain the copy now, nor the next one. The time of all steps up to the next copy
+    # must be at least the time of all these copies divided by SHARE.
     for_all_copies = math.ceil(((spent_s + 2 * cost_s) / SHARE - trained_s) / step_s)
     for_next_copy = math.ceil(cost_s / SHARE / step_s)
     return max(1, for_all_copies, for_next_copy)
 
 
 class SnapshotInterval:
-    """Decides when the next copy is due; all ranks count the same steps, so their decisions are equal."""
+    """Decider on when to copy the state into memory; equal on all ranks, which count the same steps."""
 
     def __init__(self, *, has_agent: bool) -> None:
-        """Start to count steps; without an agent, which holds the copies, `auto` makes no copies."""
+        """Start to count steps.
+
+        Args:
+            has_agent: whether an agent of slurmddp holds the copies. Without it, "auto" makes no copies.
+        """
         self._has_agent = has_agent
         self._since = 0
         self._next = FIRST_AFTER
@@ -59,21 +64,30 @@ class SnapshotInterval:
         self._since += 1
 
     def is_due(self, every: int | Literal["auto"]) -> bool:
-        """Return whether to copy now; `every` counts steps, or is `auto`, or 0 for never."""
+        """Decide whether to copy now.
+
+        Args:
+            every: the number of steps between two copies, "auto", or 0 for no copies.
+        """
         if every == "auto":
             return self._has_agent and self._since >= self._next
         return 0 < every <= self._since
 
     @property
     def figures(self) -> Figures:
-        """Return the measurements of this rank."""
+        """The measurements of this rank, see `Figures`."""
         usual_s = 0.0
         if self._steps:
             usual_s = sorted(self._steps)[len(self._steps) // 2]
         return usual_s, self._cost_s, self._spent_s, self._trained_s
 
     def copied(self, figures: Figures, cost_s: float) -> None:
-        """Count a copy that took `cost_s` seconds on this rank; `figures` are the measurements of rank 0."""
+        """Count a copy that took `cost_s` seconds on this rank, and choose the step of the next copy.
+
+        Args:
+            figures: the measurements of rank 0, so that all ranks choose the same step.
+            cost_s: seconds.
+        """
         self._cost_s = cost_s
         self._spent_s += cost_s
         self._since = 0

@@ -27,11 +27,12 @@ Loaders = Sequence[DistributedLoader]
 
 
 def merged(state: Mapping[str, Any] | None, objects: Mapping[str, Any], call: str) -> dict[str, Any]:
-    """Return the objects of a mapping and of keywords by name.
+    """Return the objects of the positional mapping and the keywords of a call in one dict, by name.
 
     Args:
-        state, objects: the arguments of a call.
-        call: a right call, for the error.
+        state: the mapping, or None.
+        objects: the keywords.
+        call: an example of a correct call, for the error.
 
     Raises:
         ConfigError: `state` is not a mapping with names, or a name is given twice.
@@ -45,22 +46,32 @@ def merged(state: Mapping[str, Any] | None, objects: Mapping[str, Any], call: st
 
     twice = named.keys() & objects.keys()
     if twice:
-        raise ConfigError(f"{', '.join(sorted(twice))} is given twice.", hint="Give each object one name.")
+        raise ConfigError(
+            f"Given twice, in the mapping and as a keyword: {', '.join(sorted(twice))}.",
+            hint="Give each object a name of its own.",
+        )
     return {**named, **objects}
 
 
 def required_step(step: Any, method: str) -> int:
-    """Return `step`, an integer of Python or NumPy, as an int; raise ConfigError for another value."""
+    """Return `step` as an int.
+
+    Raises:
+        ConfigError: `step` is not an integer of Python or NumPy.
+    """
     if not isinstance(step, Integral) or isinstance(step, bool):
         raise ConfigError(
-            f"{method}() was given step={step!r}.",
+            f"{method}() was given step={step!r}, which is not an integer.",
             hint=f"The step comes first, the folder is a keyword: {method}(step, model=model, root=folder).",
         )
     return int(step)
 
 
 def of_this_rank(loaders: Loaders) -> dict[str, Any]:
-    """Return this rank's part of the state: random states, and positions that no other rank knows."""
+    """Return this rank's part of the state: random states, and positions of loaders that differ by rank.
+
+    The positions are in the list `data`, which is missing if no loader has such a position.
+    """
     state = rng.capture()
     positions = [loader.rank_state() for loader in loaders]
     if any(position is not None for position in positions):
@@ -69,9 +80,9 @@ def of_this_rank(loaders: Loaders) -> dict[str, Any]:
 
 
 def restore_data(loaded: checkpoint.Checkpoint, loaders: Loaders) -> None:
-    """Restore the positions that this rank's loaders have saved for themselves."""
+    """Restore the positions of this rank's loaders that differ by rank (see `of_this_rank`)."""
     rank_states = loaded.state["rng"]
-    # `check` has refused loaders with such positions on another number of ranks.
+    # `check` has already raised if a loader has such a position and the number of ranks differs.
     if len(rank_states) != collectives.world_size():
         return
 
@@ -82,7 +93,7 @@ def restore_data(loaded: checkpoint.Checkpoint, loaders: Loaders) -> None:
 
 
 def restore_randomness(loaded: checkpoint.Checkpoint, seed: int | None) -> None:
-    """Restore this rank's random state; on another number of ranks, derive one from seed and step."""
+    """Restore this rank's random state; if the number of ranks differs, seed from `seed` and the step."""
     rank_states = loaded.state["rng"]
     ranks = collectives.world_size()
     rank = collectives.rank()
@@ -91,8 +102,8 @@ def restore_randomness(loaded: checkpoint.Checkpoint, seed: int | None) -> None:
         return
 
     log.warning(
-        "The checkpoint was saved by %d rank(s), and this training has %d ranks: its random numbers follow "
-        "from the seed and the step.",
+        "The checkpoint was saved by %d rank(s), but this training has %d. So its random states are not "
+        "restored; the generators are seeded from the seed and the step.",
         len(rank_states),
         ranks,
     )
@@ -102,7 +113,17 @@ def restore_randomness(loaded: checkpoint.Checkpoint, seed: int | None) -> None:
 def collect(
     objects: Mapping[str, Any], loaders: Loaders, rank_states: list[Any], unwrap: Unwrap
 ) -> dict[str, Any]:
-    """Return the state to save; `rank_states` holds the result of `of_this_rank` of each rank."""
+    """Return the state to save.
+
+    Args:
+        objects: the objects by name.
+        loaders: the data loaders.
+        rank_states: the part of each rank, by rank.
+        unwrap: returns the module inside a strategy's wrapper.
+
+    Returns:
+        A dict with "objects" (states by name), "loaders" (a list of states) and "rng" (`rank_states`).
+    """
     return {
         "objects": {name: _state_of(name, value, unwrap) for name, value in objects.items()},
         "loaders": [loader.state_dict() for loader in loaders],
@@ -120,7 +141,7 @@ def _state_of(name: str, value: Any, unwrap: Unwrap) -> Any:
 
     raise ConfigError(
         f"{name}={value!r:.80} can't be saved: a {type(value).__name__} has no state_dict.",
-        hint="Put plain values into a dict, which `load` fills again: progress={'step': 3}.",
+        hint="Put plain values into a dict, such as progress={'step': 3}; `load` fills it again.",
     )
 
 
@@ -131,30 +152,34 @@ def check(
     unwrap: Unwrap,
     ignored: list[str] | None = None,
 ) -> frozenset[str]:
-    """Return the names of the objects whose load is certain to succeed.
+    """Check whether a saved state fits the objects and loaders, without changing them.
 
     Args:
         state: the saved state.
         objects: the objects to load it into, by name.
         loaders: the data loaders of this rank.
-        unwrap: returns the module of a person in a strategy's wrapper.
-        ignored: a list that gets the missing objects, keys and loaders. None: these are errors.
+        unwrap: returns the module inside a strategy's wrapper.
+        ignored: a list to which missing objects, keys and loaders are added as texts. None: a missing one
+            raises CheckpointError.
+
+    Returns:
+        The names of the objects whose load is certain to succeed. Others may refuse their state.
 
     Raises:
         CheckpointError: `state` does not fit.
-        ConfigError: an object can't be loaded into.
+        ConfigError: an object is no dict and has no `load_state_dict`.
     """
     saved = state.get("objects")
     if not isinstance(saved, dict) or "loaders" not in state:
         raise CheckpointError(
             "The checkpoint was not written by Distributon.save.",
-            hint="Read it with slurmddp.checkpoint.read.",
+            hint="To read its values, call slurmddp.checkpoint.read(folder).",
         )
 
     if ignored is None and len(loaders) != len(state["loaders"]):
         raise CheckpointError(
-            f"The checkpoint knows the position of {len(state['loaders'])} data loaders, and "
-            f"{len(loaders)} were set up before load.",
+            f"The checkpoint has the positions of {len(state['loaders'])} data loader(s), but "
+            f"{len(loaders)} data loader(s) were set up before load.",
             hint="Call setup_dataloader for the same loaders, in the same order, before load.",
         )
     for number, loader in enumerate(fitting(loaders, state, ignored)):
@@ -171,7 +196,10 @@ def check(
 
 
 def _check_object(name: str, value: Any, saved: Mapping[str, Any], ignored: list[str] | None) -> None:
-    """Raise unless an object is in the checkpoint and can be loaded into."""
+    """Raise CheckpointError if an object is not in the checkpoint, ConfigError if it can't be loaded into.
+
+    With a list `ignored`, a missing object is added to it instead.
+    """
     if name not in saved:
         if ignored is None:
             raise CheckpointError(f"The checkpoint holds no {name!r}.", hint=near_matches(name, saved))
@@ -180,12 +208,12 @@ def _check_object(name: str, value: Any, saved: Mapping[str, Any], ignored: list
     if not isinstance(value, dict) and not hasattr(value, "load_state_dict"):
         raise ConfigError(
             f"{name}={value!r:.80} can't be loaded into: a {type(value).__name__} has no load_state_dict.",
-            hint="Give an object that has one, or a dict.",
+            hint="Give an object with load_state_dict, such as a module or an optimizer, or a dict.",
         )
 
 
 def fitting(loaders: Loaders, state: Mapping[str, Any], ignored: list[str] | None) -> Loaders:
-    """Return the loaders if the checkpoint knows the position of each; else none, and list that."""
+    """Return `loaders` if the checkpoint has as many positions; else (), and add a text to `ignored`."""
     if len(loaders) == len(state["loaders"]):
         return loaders
     if ignored is not None:
@@ -205,7 +233,8 @@ def apply(
 ) -> None:
     """Load the saved state into all objects and loaders, or into none of them.
 
-    Objects that may still refuse their state come first. A refusal restores the objects before it.
+    Objects that are not in `certain` are loaded first. If one of them refuses its state, the objects loaded
+    before it are restored, and the error is raised.
     """
     saved = state["objects"]
     with ExitStack() as undo:
@@ -217,7 +246,7 @@ def apply(
         for loader, position in zip(loaders, state["loaders"], strict=bool(loaders)):
             undo.callback(loader.go_back, loader.mark())
             loader.load_state_dict(position)
-        # All have accepted their states.
+        # No object can refuse its state from here on, so drop the callbacks that undo the loads.
         undo.pop_all()
 
     for name in certain:
@@ -243,5 +272,5 @@ def _load_into(name: str, target: Any, saved: Any, strict: bool) -> None:
 
 
 def _module(value: Any, unwrap: Unwrap) -> Any:
-    """Return a module without the wrapper of its strategy; another object as it is."""
+    """Return a module without its strategy's wrapper, and any other object unchanged."""
     return unwrap(value) if isinstance(value, nn.Module) else value

@@ -16,9 +16,9 @@ from slurmddp.training.stopping.signals import hold_in_worker, signals_held
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return `batch` with all its tensors, in nested mappings, lists and tuples too, on `device`.
+    """Return a copy of `batch` with all its tensors on `device`, also in nested mappings, lists and tuples.
 
-    An object with a method `to`, such as a batch of graphs or of tokenized texts, moves itself.
+    Of other objects with a method `to`, such as a batch of graphs, the result of `to(device)` is taken.
     """
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
@@ -64,17 +64,17 @@ class DistributedLoader:
 
     @property
     def accumulate(self) -> int:
-        """Batches per optimizer step; a resume with another number of ranks may change it."""
+        """Number of batches per optimizer step. With `keep_global_batch`, a load may change it."""
         return self._accumulate
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per rank and batch."""
+        """Number of samples per rank and batch; None if a batch sampler or the data set forms the batches."""
         return self._loader.batch_size
 
     @property
     def epoch(self) -> int:
-        """The epoch of the running `for`, or of the next `for` if none is running; counts from 0."""
+        """The epoch of the running `for`, or of the next `for` if none is running; the first one is 0."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -83,16 +83,16 @@ class DistributedLoader:
 
     @property
     def remaining(self) -> int:
-        """Batches of the epoch that this rank has not received yet; fewer than `len` in a resumed epoch."""
+        """Number of batches of the current epoch that this rank has not received yet."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's batches of one epoch, with all their tensors on this rank's device.
 
-        The first `for` after a `load` yields the rest of the interrupted epoch. A `for` that `break` has
-        left ends its epoch; the next `for` begins another epoch.
+        The first `for` after a `load` yields the rest of the interrupted epoch. `break` ends the
+        epoch too: the next `for` begins another epoch.
         """
-        # A `break` has left the last `for`.
+        # The last `for` was left by `break`, before it came to the line that begins the next epoch.
         if self._entered:
             self._next_epoch()
 
@@ -102,7 +102,7 @@ class DistributedLoader:
         if self.progress is not None:
             batches = self.progress.batches(batches, self._device)
 
-        # Loaders yield tensors on the CPU.
+        # The DataLoader yields tensors on the CPU, so on the CPU there is nothing to move.
         if self._device.type == "cpu":
             yield from batches
         else:
@@ -113,7 +113,7 @@ class DistributedLoader:
         self._entered = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that is the same on all ranks."""
+        """Return the part of the position that is the same on all ranks."""
         raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -122,28 +122,35 @@ class DistributedLoader:
         self._entered = False
 
     def rank_state(self) -> dict[str, Any] | None:
-        """Return the state that differs by rank, or None; `state_dict` is the same on all ranks."""
+        """Return the part of the position that differs by rank; None if `state_dict` is all of it."""
         return None
 
     def load_rank_state(self, state: dict[str, Any]) -> None:
         """Restore a result of `rank_state`; call it after `load_state_dict`."""
 
     def check_rank_states(self, states: Sequence[Mapping[str, Any] | None]) -> None:
-        """Raise MismatchError if training can't resume from the rank states of a checkpoint."""
+        """Check whether this loader can resume from a checkpoint.
+
+        Args:
+            states: the results of `rank_state` of all ranks that wrote the checkpoint.
+
+        Raises:
+            MismatchError: it can't, for example because the number of ranks differs.
+        """
 
     def mark(self) -> tuple[Any, Any]:
-        """Return the position in the data, for `go_back`."""
+        """Return the current position in the data, an argument for `go_back`."""
         return self.state_dict(), self.rank_state()
 
     def go_back(self, mark: tuple[Any, Any]) -> None:
-        """Return to a position from `mark`; batches after the position count as not trained."""
+        """Return to a position that `mark` has returned. Later batches count as not trained."""
         self.load_state_dict(mark[0])
         if mark[1] is not None:
             self.load_rank_state(mark[1])
 
     def _reseed(self) -> None:
-        # A DataLoader without a generator draws its workers' seeds from the global generator. A resumed run
-        # would draw once more than an undisturbed run.
+        # Seed the generator from which the DataLoader draws the seeds of its workers at the begin of each
+        # epoch. They then depend on the epoch only, and not on how often training was resumed.
         if self._loader.generator is not None:
             rank = self._rank if self.workers_differ else 0
             self._loader.generator.manual_seed(derive(self._seed, "loader", rank, self.epoch))
@@ -164,14 +171,17 @@ class DistributedLoader:
 
 
 def rebuild(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """Return a copy of `loader` with `changes`, whose workers ignore the stop signals of the job."""
+    """Return a DataLoader with the settings of `loader`, except for `changes`.
+
+    Its workers ignore stop signals (see `hold_in_worker`).
+    """
     options: dict[str, Any] = {
         name: getattr(loader, name)
         for name in ("num_workers", "collate_fn", "pin_memory", "timeout", "multiprocessing_context",
                      "persistent_workers", "prefetch_factor")
     }  # fmt: skip
 
-    # A loader that was rebuilt before has the wrapped function already.
+    # If `loader` is a result of `rebuild`, its function is wrapped already.
     init_fn = loader.worker_init_fn
     options["worker_init_fn"] = init_fn if isinstance(init_fn, _WorkerStart) else _WorkerStart(init_fn)
 
@@ -188,10 +198,12 @@ def rebuild(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
 
 
 class _WorkerStart:
-    """The `worker_init_fn` of all loaders; a class, so that it can be pickled for spawned workers.
+    """The `worker_init_fn` of all loaders: it prepares a worker, and then calls the user's function.
+
+    It is a class and no closure, so that it can be pickled for workers that are spawned.
 
     Args:
-        then: the `worker_init_fn` of the user, called last.
+        then: the `worker_init_fn` of the user, or None.
     """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:

@@ -31,9 +31,9 @@ _NO_SAMPLE = object()
 
 
 class IterableShard(DatasetWrapper, IterableDataset[Any]):
-    """The share of `inner` that one reader of a rank yields.
+    """The part of the data set `inner` that one reader yields: a loader worker, or a rank without workers.
 
-    The rank calls `begin` before each epoch. Loader workers start after that call, and so inherit its values.
+    The rank calls `begin` before each epoch. Loader workers start after that call and inherit its values.
     """
 
     def __init__(self, inner: Any, *, seed: int, info: RankInfo, workers: int, batch_size: int) -> None:
@@ -51,7 +51,13 @@ class IterableShard(DatasetWrapper, IterableDataset[Any]):
         """How many samples of the epoch this reader has read."""
 
     def begin(self, epoch: int, first: int, positions: Sequence[Mapping[str, Any] | None]) -> None:
-        """Let the readers continue `epoch` at their positions; the next batch comes from reader `first`."""
+        """Set where the readers begin to read.
+
+        Args:
+            epoch: the epoch to read.
+            first: the reader from which the next batch has to come.
+            positions: the position of each reader (see `position`), None at the begin of the epoch.
+        """
         self._epoch = epoch
         self._first = first
         self._positions = positions
@@ -72,14 +78,18 @@ class IterableShard(DatasetWrapper, IterableDataset[Any]):
         return samples
 
     def _seek(self) -> int:
-        """Return to this reader's position; return how many samples of the epoch were trained before it."""
+        """Move the data set to this reader's position, if the data set can load a state.
+
+        Returns:
+            How many samples of the epoch come before the position.
+        """
         self._read = 0
         position = self._positions[self.reader] if self._positions else None
         if position is None:
             return 0
 
         trained: int = position["samples"]
-        # A data set that can't load its position is read from its start again.
+        # Otherwise the data set is read from its start, and `_samples` drops the trained samples.
         if self.keeps_state:
             self._read = trained
             self._inner.load_state_dict(deepcopy(position["data"]))
@@ -91,7 +101,7 @@ class IterableShard(DatasetWrapper, IterableDataset[Any]):
         return self._info.rank * self._readers + self.reader
 
     def _samples(self, drop: int) -> Iterator[Any]:
-        """Yield the samples after the first `drop` samples of the epoch."""
+        """Read the data set to its end; yield samples except for the first `drop` of the epoch."""
         samples = self._seeded(lambda: iter(self._inner), -1)
         end = object()
 
@@ -101,11 +111,12 @@ class IterableShard(DatasetWrapper, IterableDataset[Any]):
                 yield sample
 
     def _seeded(self, read: Callable[[], Any], number: int) -> Any:
-        """Call `read` with generators that are seeded for sample `number` of this reader."""
+        """Return `read()`, called with the random generators seeded for sample `number` of this reader."""
         if not draws(self._inner):
             return read()
 
-        # The generators of a loader worker belong to the samples alone.
+        # In the rank's process, training uses the generators too, so keep their states. In a loader worker
+        # nothing else uses them.
         if self._preserved is None and get_worker_info() is None:
             self._preserved = rng.cpu_states()
 
@@ -113,24 +124,27 @@ class IterableShard(DatasetWrapper, IterableDataset[Any]):
         return read()
 
     def restore_generators(self) -> None:
-        """Restore the generators of the rank's process to their states before the batch."""
+        """Restore the random generators of the rank's process to their states before the batch was read."""
         if self._preserved is not None:
             rng.restore_cpu(self._preserved)
             self._preserved = None
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the data set can save and load its position."""
+        """Whether the data set has the methods `state_dict` and `load_state_dict`."""
         return hasattr(self._inner, "state_dict") and hasattr(self._inner, "load_state_dict")
 
     def position(self) -> dict[str, Any]:
-        """Return the position of this reader."""
+        """Return this reader's position: "samples", the number read, and "data", the data set's state."""
         data = deepcopy(self._inner.state_dict()) if self.keeps_state else None
         return {"samples": self._read, "data": data}
 
 
 class _CollateWithPosition:
-    """Collate a batch, and add the number and the position of its reader; both None for an empty batch."""
+    """The `collate_fn`: it returns (number of the reader, position of the reader, collated batch).
+
+    For an empty batch, position and batch are None.
+    """
 
     def __init__(self, shard: IterableShard, collate: Callable[[Any], Any]) -> None:
         self._shard = shard
@@ -148,9 +162,9 @@ class _CollateWithPosition:
 class IterableLoader(PassthroughLoader):
     """A loader over iterable data, read by this rank or by its loader workers in turn.
 
-    Ranks may have shares of different lengths. So each rank saves its epoch, its number of batches, and the
-    position of each reader. A position belongs to the reader's last batch that the loop received. A resume in
-    the middle of an epoch needs as many ranks and loader workers as before.
+    Ranks may yield different numbers of samples. So each rank saves its own epoch, its number of batches, and
+    the position of each reader after the reader's last batch that the loop received. To resume in the middle
+    of an epoch, the numbers of ranks and loader workers must be the same as before.
     """
 
     def __init__(
@@ -163,7 +177,7 @@ class IterableLoader(PassthroughLoader):
             workers=loader.num_workers,
             batch_size=loader.batch_size or 1,
         )
-        # A worker that lives on after an epoch would keep the values of the last `begin`.
+        # Start new workers in each epoch: a persistent worker would not get the values of the next `begin`.
         options = {"dataset": self._shard, "persistent_workers": False}
         collate_fn = _CollateWithPosition(self._shard, loader.collate_fn)
         shared_loader = rebuild(loader, **options, collate_fn=collate_fn)
@@ -192,7 +206,8 @@ class IterableLoader(PassthroughLoader):
                 self._positions[reader] = position
                 yield batch
         finally:
-            # The read that finds the end of the data may have seeded the generators, too.
+            # `collate_fn` restores the generators after each batch. But no batch follows the last read, which
+            # only finds the end of the data.
             self._shard.restore_generators()
 
     def state_dict(self) -> dict[str, Any]:
@@ -218,9 +233,9 @@ class IterableLoader(PassthroughLoader):
         epochs = sorted({state["epoch"] for state in states if state is not None})
         if len(epochs) > 1 and len(states) != self._world_size:
             raise MismatchError(
-                f"The {len(states)} ranks that wrote the checkpoint had come to different epochs of "
-                f"{type(self.dataset).__name__}: {', '.join(map(str, epochs))}. "
-                f"{self._world_size} rank(s) can't read the rest of each.",
+                f"When the checkpoint was written, its {len(states)} ranks were in different epochs of "
+                f"{type(self.dataset).__name__}: {', '.join(map(str, epochs))}. {self._world_size} rank(s) "
+                "can't read the rest of each.",
                 hint=f"Resume with {len(states)} ranks.",
             )
 
@@ -239,11 +254,11 @@ class IterableLoader(PassthroughLoader):
             self._positions = list(state["places"])
 
     def _require_workers(self, workers: int) -> None:
-        """Raise MismatchError unless as many loader workers as now had read the first batches."""
+        """Raise MismatchError if the checkpoint was written with another number of loader workers."""
         workers_now = self._loader.num_workers
         if workers != workers_now:
             raise MismatchError(
-                f"{workers} loader workers per rank shared {type(self.dataset).__name__}, which is iterable, "
-                f"when the checkpoint was written; {workers_now} can't resume in the middle of an epoch.",
+                f"{workers} loader worker(s) per rank read the iterable {type(self.dataset).__name__} when "
+                f"the checkpoint was written; {workers_now} can't resume in the middle of an epoch.",
                 hint=f"Resume with num_workers={workers} (`train.workers={workers}`).",
             )

@@ -92,7 +92,7 @@ class SampledLoader(DistributedLoader):
             log.warning(text, samples_before, samples_now)
 
     def _share(self, samples: int) -> None:
-        """Give a step `samples` samples over all ranks: change `accumulate`, and the batch if necessary."""
+        """Set `accumulate`, and the batch size if necessary, so that a step has `samples` samples."""
         largest = self._loader.batch_size
         batch_size, self._accumulate = GlobalBatch(samples).share(self._world_size, largest or 1)
         self._sampler.batch_size = batch_size * self._accumulate
@@ -100,7 +100,7 @@ class SampledLoader(DistributedLoader):
             self._loader = rebuild(self._loader, batch_size=batch_size)
 
         log.info(
-            "A step keeps its %d samples: %d rank(s) with %d batch(es) of %d.",
+            "A step still has %d samples: %d rank(s) with %d batch(es) of %d.",
             samples,
             self._world_size,
             self._accumulate,
@@ -118,7 +118,18 @@ def distribute(
     even: bool = True,
     keep_global_batch: bool = False,
 ) -> DistributedLoader:
-    """Return a loader like `loader` that gives this rank its part; see `Distributon.setup_dataloader`."""
+    """Return a loader with the settings of `loader` that yields this rank's batches.
+
+    Args:
+        loader: a DataLoader of torch.
+        device: the device for the batches.
+        info: this rank.
+        seed: the seed for order and random draws, together with the epoch.
+        accumulate, even, keep_global_batch: as for `Distributon.setup_dataloader`.
+
+    Raises:
+        ConfigError: `loader` is not a DataLoader, or has too few samples for the ranks.
+    """
     if not isinstance(loader, DataLoader):
         raise ConfigError(
             f"setup_dataloader was given a {type(loader).__name__}.",
@@ -131,7 +142,11 @@ def distribute(
             return IterableLoader(loader, device, seed, info, accumulate)
 
         if info.world_size > 1:
-            log.warning("%s is not divided among ranks: it must use the rank itself.", _owner(loader))
+            log.warning(
+                "%s is not divided among ranks: each rank trains all samples, unless the sampler itself "
+                "yields only the samples of its rank.",
+                _owner(loader),
+            )
 
         return PassthroughLoader(rebuild(loader), device, seed, info, accumulate)
 
@@ -166,9 +181,10 @@ def distribute(
 
 
 def _warn_of_undivided_stream(loader: DataLoader[Any], info: RankInfo) -> None:
-    """Warn that each reader reads all of an iterable data set, unless the data set has a method `set_share`.
+    """Warn if several readers read an iterable data set that has no method `set_share`.
 
-    The data may divide itself by the rank and by `get_worker_info()`, which can't be seen from outside.
+    Each reader may then yield all samples. The data set may divide itself by the rank and by
+    `get_worker_info()`, but that can't be seen from outside.
     """
     readers = info.world_size * max(1, loader.num_workers)
     if readers > 1 and not hasattr(loader.dataset, "set_share"):
@@ -182,13 +198,13 @@ def _warn_of_undivided_stream(loader: DataLoader[Any], info: RankInfo) -> None:
 
 
 def _warn_of_incomplete_step(sampler: RankSampler) -> None:
-    """Warn if an epoch ends within a step of several batches: the loop has to end that step."""
+    """Warn if the last batches of an epoch don't fill an accumulated optimizer step."""
     left = sampler.samples_after_last_step()
     if left:
         log.warning(
             "An epoch of %d samples is no multiple of a step of %d samples (all ranks, accumulated): %d are "
-            "left. Unless your loop ends that incomplete step, its gradients are added to the next step. "
-            "Give the DataLoader drop_last=True to leave those samples out.",
+            "left. Unless your loop calls optimizer.step() after them too, their gradients are added to the "
+            "next step. Give the DataLoader drop_last=True to leave these samples out.",
             sampler.n,
             sampler.global_batch_size,
             left,
@@ -196,7 +212,7 @@ def _warn_of_incomplete_step(sampler: RankSampler) -> None:
 
 
 def _owner(loader: DataLoader[Any]) -> str:
-    """Return the subject of a message about the order of `loader`: its batch sampler or its sampler."""
+    """Return "The order of the", followed by the class of the batch sampler or sampler of `loader`."""
     sampler = loader.sampler
     if loader.batch_size is None and loader.batch_sampler:
         sampler = loader.batch_sampler
@@ -214,7 +230,10 @@ def _rank_sampler(loader: DataLoader[Any], **options: Any) -> RankSampler:
 
 
 def _has_known_order(loader: DataLoader[Any]) -> bool:
-    """Decide whether `loader` reads map-style data in order, shuffled by `shuffle=True`, or by weights."""
+    """Decide whether `loader` reads map-style data in an order that a `RankSampler` can produce.
+
+    These are: in order, shuffled by `shuffle=True`, and drawn by a WeightedRandomSampler.
+    """
     has_batch_sampler = loader.batch_size is None and loader.batch_sampler is not None
     if isinstance(loader.dataset, IterableDataset) or has_batch_sampler:
         return False

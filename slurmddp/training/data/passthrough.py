@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class PassthroughLoader(DistributedLoader):
-    """A loader whose sampler, or whose iterable data set, chooses the order."""
+    """A loader whose order is chosen by the user's sampler or iterable data set."""
 
     def __init__(
         self, loader: DataLoader[Any], device: torch.device, seed: int, info: RankInfo, accumulate: int
@@ -68,13 +68,16 @@ class PassthroughLoader(DistributedLoader):
             yield batch
 
     def _read_first(self) -> Iterator[Any]:
-        """Return the batches of the epoch, and remember the generators' states from before its first draw."""
+        """Return an iterator over the epoch; first keep the states of the generators for `_read_again`."""
         generators = [generator.get_state() for generator in self._generators()]
         self._at_begin = {"global": rng.capture(), "own": generators}
         return self._start_reading()
 
     def _read_again(self) -> Iterator[Any]:
-        """Return the batches after those that were trained."""
+        """Return an iterator over the epoch from which the trained batches were dropped.
+
+        It is created with the generators in the states from the first start of the epoch.
+        """
         self._warn_of_reading_again()
         with rng.preserved():
             if self._at_begin is not None:
@@ -89,7 +92,7 @@ class PassthroughLoader(DistributedLoader):
         return batches
 
     def _generators(self) -> list[torch.Generator]:
-        """Return the generators that the user has given to samplers of torch."""
+        """Return the `generator` of each sampler of the loader that has one."""
         sampler = self._loader.sampler
         batch_sampler = self._loader.batch_sampler
         samplers = [
@@ -99,14 +102,15 @@ class PassthroughLoader(DistributedLoader):
             getattr(batch_sampler, "sampler", None),
         ]
 
-        # torch's batch sampler wraps the loader's sampler, which is listed twice then.
+        # Use the samplers' ids as keys: torch's batch sampler contains the loader's sampler, which is then in
+        # the list twice.
         generators = {id(each): getattr(each, "generator", None) for each in samplers}
         return [generator for generator in generators.values() if isinstance(generator, torch.Generator)]
 
     def _warn_of_reading_again(self) -> None:
         log.warning(
-            "%s is read again from the start of its epoch, and %d batches that were trained are thrown "
-            "away: this is right only if its order is the same as before.",
+            "%s is read again from the start of its epoch, and %d batches that were trained are skipped. "
+            "This is right only if its order is the same as before.",
             type(self.dataset).__name__,
             self._done,
         )
@@ -120,8 +124,9 @@ class PassthroughLoader(DistributedLoader):
     def _load(self, state: dict[str, Any]) -> None:
         if not {"epoch", "batches"} <= state.keys():
             raise CheckpointError(
-                "The checkpoint's data loader had no sampler of the user, and this data loader has one.",
-                hint="Load the data as in the run that wrote the checkpoint.",
+                "This data loader has a sampler of your own or iterable data, but the data loader in the "
+                "checkpoint had neither.",
+                hint="Use the data set and the sampler of the run that wrote the checkpoint.",
             )
 
         if state["batches"]:
@@ -131,16 +136,16 @@ class PassthroughLoader(DistributedLoader):
         self._done = state["batches"]
 
     def _require_ranks(self, ranks: int, batches: int, also: str = "") -> None:
-        """Raise MismatchError unless as many ranks as now had read the first batches of the epoch.
+        """Raise MismatchError if the checkpoint was written by another number of ranks.
 
         Args:
-            ranks: the number of ranks of the training that read the batches.
-            batches: the number of batches that each rank read.
-            also: further needs of a resume, for the hint.
+            ranks: the number of ranks that wrote the checkpoint.
+            batches: the number of batches of the epoch that each of them had trained.
+            also: a further condition for a resume, which the hint adds to the number of ranks.
         """
         if ranks != self._world_size:
             raise MismatchError(
-                f"{ranks} ranks had read {batches} batches each of {type(self.dataset).__name__}; "
-                f"{self._world_size} rank(s) can't resume in the middle of its epoch.",
+                f"When the checkpoint was written, {ranks} rank(s) had trained {batches} batch(es) each of "
+                f"{type(self.dataset).__name__}; {self._world_size} can't resume in the middle of an epoch.",
                 hint=f"Resume with {ranks} ranks{also}, or use map-style data without a sampler of your own.",
             )

@@ -33,7 +33,9 @@ Words = NDArray[np.uint64]
 
 
 class Permutation:
-    """A permutation of 0..n-1, determined by `n` and `key`; O(1) memory, O(1) time for any position.
+    """A pseudorandom permutation of 0..n-1, a function of `n` and `key`.
+
+    It takes O(1) memory, and O(1) time for the element at any position.
 
     Args:
         n: the number of elements, 0 to 2^48.
@@ -63,7 +65,7 @@ class Permutation:
         self._table = self._build_table() if n <= TABLE_SIZE else None
 
     def block(self, start: int, stop: int, step: int = 1) -> Indices:
-        """Return the elements at the positions `range(start, stop, step)`, as an int64 array of that length.
+        """Return an int64 array of the elements at the positions in `range(start, stop, step)`.
 
         Raises:
             IndexError: a position is outside 0..n-1.
@@ -84,7 +86,7 @@ class Permutation:
         return values.view(np.int64)
 
     def _build_table(self) -> Indices:
-        """Sort the elements by a keyed hash, so that every order is equally likely."""
+        """Return all elements, sorted by a keyed hash of each."""
         values = np.arange(self._n, dtype=np.uint64)
         hashed = np.empty_like(values)
         for key in self._keys[:2]:
@@ -94,7 +96,10 @@ class Permutation:
         return np.argsort(hashed, kind="stable").astype(np.int64)
 
     def _encrypt(self, values: Words) -> None:
-        """Permute the domain in place: each round changes one half by a keyed hash of the other half."""
+        """Replace each value by its image under the Feistel network, in place.
+
+        Each round changes one half of the bits by a keyed hash of the other half.
+        """
         hashed = np.empty_like(values)
         scratch = np.empty_like(values)
         low = values & self._low_mask
@@ -113,17 +118,21 @@ class Permutation:
         np.bitwise_or(high, low, out=high)
 
     def _add_to_high(self, high: Words, hashed: Words, scratch: Words) -> None:
-        """Add a hash, scaled to the range of the high half, modulo that range."""
+        """Add hashes to `high` in place, modulo `self._highs`; they are scaled to this range first."""
         np.multiply(hashed, self._highs, out=hashed)
         np.right_shift(hashed, _HALF, out=hashed)
         np.add(high, hashed, out=high)
-        # If the sum is in range already, the difference wraps around to a huge number.
+        # Subtract the modulus where necessary: if a sum is already below it, the unsigned difference wraps
+        # around to a huge number, and the minimum is the sum itself.
         np.subtract(high, self._highs, out=scratch)
         np.minimum(high, scratch, out=high)
 
 
 def _hash(values: Words, key: np.uint64, hashed: Words, scratch: Words) -> None:
-    """Write a 32-bit keyed hash of each value to `hashed`: two multiply-and-fold steps."""
+    """Write a 32-bit keyed hash of each value to `hashed`, by multiplying and folding twice.
+
+    `scratch` is overwritten.
+    """
     np.add(values, key, out=hashed)
     np.multiply(hashed, _MULTIPLIERS[0], out=hashed)
     np.right_shift(hashed, _HALF, out=scratch)

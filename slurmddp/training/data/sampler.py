@@ -22,33 +22,36 @@ _FIRST_BLOCK = 256
 
 
 def shard_range(n: int, rank: int, world_size: int) -> range:
-    """Return this rank's contiguous part of 0..n-1, for an evaluation: each index is in one part."""
+    """Return this rank's contiguous part of 0..n-1, for an evaluation.
+
+    Each index is in the part of exactly one rank.
+    """
     return range(n * rank // world_size, n * (rank + 1) // world_size)
 
 
 class RankSampler(Sampler[Any]):
-    """Yield this rank's sample indices of one epoch, from the position of the last `seek` on.
+    """Sampler that yields this rank's sample indices of one epoch, from the position of the last `seek` on.
 
-    The state to save is (seed, epoch, position). The position counts the samples that all ranks together have
-    trained. Report them with `advance`, because loader workers fetch samples ahead of the training.
+    The state to save is (seed, epoch, position). The position is the number of samples that all ranks have
+    trained together. The training reports them by `advance`, because loader workers fetch samples early.
 
     Args:
         n: the number of samples of an epoch.
         rank: this rank.
         world_size: the number of ranks.
         batch_size: the samples that one rank trains per optimizer step (micro-batch times accumulation).
-        seed: chooses the order, together with the epoch.
+        seed: seed of the order, together with the epoch.
         shuffle: whether the order is a permutation; else it is 0, 1, 2, ...
         drop_last: whether to leave out the last incomplete global batch of an epoch.
         even: whether to leave out the last `n % world_size` samples, so that all ranks get equally many;
             `drop_last` implies it. With neither, each sample comes exactly once, and the last batch is
             smaller, or missing on some ranks.
-        keyed: whether to yield tuples (index, epoch), from which `SeededSamples` seeds the generators.
-        checks_size: whether to check at once that the data fill a step. If false, the first iteration checks
-            it, because a load may change `batch_size` before.
+        keyed: whether to yield tuples (index, epoch), for `SeededSamples`, instead of indices.
+        checks_size: whether the constructor checks that the data fill one step. If false, only the first
+            iteration does, after a load may have changed `batch_size`.
 
     Raises:
-        ConfigError: the sizes contradict each other.
+        ConfigError: a size is out of range, or there are too few samples.
 
     Example:
         >>> list(RankSampler(10, rank=1, world_size=3, shuffle=False, drop_last=False))
@@ -70,14 +73,14 @@ class RankSampler(Sampler[Any]):
         checks_size: bool = True,
     ) -> None:
         if not 0 <= rank < world_size:
-            raise ConfigError(f"Rank {rank} does not exist among {world_size} ranks.")
+            raise ConfigError(f"There is no rank {rank} among {world_size} ranks.")
         if batch_size < 1:
             raise ConfigError(f"The batch size is {batch_size}.", hint="It must be at least 1.")
 
         if even and n < world_size:
             raise ConfigError(
-                f"The data set has {n} samples for {world_size} ranks, so no rank gets a batch.",
-                hint="Use fewer ranks or more data; with even=False some ranks get no sample.",
+                f"The data set has {n} sample(s), fewer than the {world_size} ranks.",
+                hint="Use fewer ranks or more data, or set even=False: some ranks then get no sample.",
             )
 
         self.n = n
@@ -98,7 +101,7 @@ class RankSampler(Sampler[Any]):
             self._require_a_step()
 
     def _require_a_step(self) -> None:
-        """Raise ConfigError unless the data fill one step of all ranks."""
+        """Raise ConfigError if there are fewer samples than one step of all ranks takes, with `drop_last`."""
         needed = self.global_batch_size if self._drop_last else 1
         if self.n < needed:
             raise ConfigError(
@@ -112,10 +115,14 @@ class RankSampler(Sampler[Any]):
         return self._world_size * self.batch_size
 
     def seek(self, epoch: int, position: int) -> None:
-        """Let the next iteration start at a global position of `epoch`.
+        """Set where the next iteration starts.
+
+        Args:
+            epoch: the epoch, from 0 on.
+            position: the number of samples of the epoch, over all ranks, that come before.
 
         Raises:
-            ConfigError: there is no such position.
+            ConfigError: the epoch has no such position.
         """
         if epoch < 0 or not 0 <= position <= self.n:
             raise ConfigError(f"There is no position {position} in epoch {epoch} of {self.n} samples.")
@@ -125,7 +132,7 @@ class RankSampler(Sampler[Any]):
         self.position = position
 
     def advance(self, samples: int) -> None:
-        """Count `samples` more samples as trained by all ranks together, at most to the end of the data."""
+        """Count `samples` more samples of all ranks together as trained; the position ends at `n`."""
         self.position = min(self.position + samples, self.n)
 
     def __len__(self) -> int:
@@ -136,14 +143,17 @@ class RankSampler(Sampler[Any]):
         self._require_a_step()
         self.position = self._start
 
-        # `chain` is faster: a `yield from` costs as much per index as computing it.
+        # `chain` is faster: `yield from` would take as long per index as computing the index.
         indices = chain.from_iterable(self._blocks(self._positions()))
         if self._keyed:
             return self._with_keys(indices)
         return indices
 
     def _with_keys(self, indices: Iterator[int]) -> Iterator[tuple[int, ...]]:
-        """Yield each index with the numbers that distinguish its draws from other reads of the sample."""
+        """Yield a tuple (index, epoch) for each index.
+
+        `SeededSamples` seeds from the tuple, so that the sample is augmented differently in each epoch.
+        """
         return zip(indices, repeat(self.epoch))
 
     def _blocks(self, positions: range) -> Iterator[Iterable[int]]:
@@ -156,7 +166,7 @@ class RankSampler(Sampler[Any]):
             size = _BLOCK
 
     def _indices(self) -> Callable[[range], Iterable[int]]:
-        """Return a function from positions of the current epoch to sample indices."""
+        """Return a function that maps a range of positions of the current epoch to their sample indices."""
         if not self.shuffle:
             return lambda positions: positions
 
@@ -164,7 +174,7 @@ class RankSampler(Sampler[Any]):
         return lambda at: permutation.block(at.start, at.stop, at.step).tolist()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return seed, epoch and trained position, and the settings under which they are valid."""
+        """Return seed, epoch and position, and the settings that must be the same to resume."""
         return {
             "seed": self.seed,
             "epoch": self.epoch,
@@ -175,23 +185,23 @@ class RankSampler(Sampler[Any]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at the position of `state`, with any number of ranks.
+        """Continue at the position of `state`, which any number of ranks may have saved.
 
         Raises:
-            MismatchError: the state belongs to other data, another seed or another kind of order.
+            MismatchError: the state has another number of samples, another seed, or `shuffle` differs.
         """
         for key, value in (("samples", self.n), ("seed", self.seed), ("shuffle", self.shuffle)):
             saved = state.get(key)
             if saved != value:
                 raise MismatchError(
-                    f"The checkpoint's data order has {key}={saved!r}, and this run has {value!r}.",
+                    f"The data order in the checkpoint has {key}={saved!r}, but this run has {value!r}.",
                     hint="Train on the same data with the same settings, or start a run of another name.",
                 )
 
         self.seek(state["epoch"], state["position"])
 
     def samples_left(self) -> int:
-        """Return how many untrained samples of the epoch this rank gets."""
+        """Return how many samples this rank still gets in the current epoch."""
         return len(range(self.position + self._rank, self._end_from(self._start), self._world_size))
 
     def samples_per_epoch(self) -> int:
@@ -199,7 +209,7 @@ class RankSampler(Sampler[Any]):
         return len(range(self._rank, self._end_from(0), self._world_size))
 
     def samples_after_last_step(self) -> int:
-        """Return how many samples of all ranks follow the last whole step of an epoch."""
+        """Return how many samples, over all ranks, are left after the last complete step of an epoch."""
         return self._end_from(0) % self.global_batch_size
 
     def _positions(self) -> range:
@@ -210,6 +220,7 @@ class RankSampler(Sampler[Any]):
         if not (self._drop_last or self._even):
             return self.n
 
-        # An iteration ends after a whole global batch, or at least after equally many samples of each rank.
+        # With `drop_last` an iteration ends after a whole global batch, and with `even` after equally many
+        # samples on each rank.
         unit = self.global_batch_size if self._drop_last else self._world_size
         return start + (self.n - start) // unit * unit

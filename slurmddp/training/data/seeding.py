@@ -24,7 +24,11 @@ Key = tuple[int, ...]
 
 
 def draws(data: Any) -> bool:
-    """Decide whether reading a sample may draw random numbers: not if `data.deterministic` is true."""
+    """Decide whether reading a sample may draw random numbers.
+
+    It does not for a TensorDataset and for data sets with `deterministic = True`, also inside of torch's
+    containers.
+    """
     if type(data) is TensorDataset or getattr(data, "deterministic", False):
         return False
 
@@ -33,9 +37,10 @@ def draws(data: Any) -> bool:
 
 
 def reads_batches(data: Any) -> bool:
-    """Decide whether a data set defines itself how to read a whole batch at once, by `__getitems__`.
+    """Decide whether a data set has a `__getitems__` of its own, which reads a whole batch at once.
 
-    torch's containers, and classes that inherit from them, have the method too, but only pass the call on.
+    torch's containers have the method too, but only pass calls on to the data sets inside. So for them, and
+    for classes that inherit it, the data sets inside count.
     """
     if not callable(getattr(data, "__getitems__", None)):
         return False
@@ -45,7 +50,7 @@ def reads_batches(data: Any) -> bool:
 
 
 def _parts(data: Any) -> Sequence[Any]:
-    """Return the data sets inside one of torch's containers; none for another data set."""
+    """Return the data sets inside a Subset, ConcatDataset or StackDataset; empty for other data sets."""
     if type(data) is Subset:
         return [data.dataset]
     if type(data) is ConcatDataset:
@@ -58,7 +63,7 @@ def _parts(data: Any) -> Sequence[Any]:
 
 
 def _passed_on(data: Any) -> Sequence[Any]:
-    """Return the data sets to which torch's `__getitems__` passes a call on; none for another method."""
+    """Return the data sets to which `data.__getitems__` passes calls on; empty if it is not torch's."""
     method = getattr(type(data), "__getitems__", None)
     if method is Subset.__getitems__:
         return [data.dataset]
@@ -67,7 +72,7 @@ def _passed_on(data: Any) -> Sequence[Any]:
 
 
 class DatasetWrapper:
-    """The base of data sets that read a user's data set, `inner`; the user's code never meets the wrapper."""
+    """Base of data sets that read a user's data set, `inner`; `unwrapped` returns that data set."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -77,28 +82,28 @@ class DatasetWrapper:
 
 
 def unwrapped(data: Any) -> Any:
-    """Return the data set of the user."""
+    """Return the user's data set inside a DatasetWrapper, or `data` itself."""
     if isinstance(data, DatasetWrapper):
         return data._inner
     return data
 
 
 def show_users_dataset() -> None:
-    """Let `get_worker_info().dataset` be the data set of the user, in a loader worker.
+    """In a loader worker, make `get_worker_info().dataset` the user's data set instead of the wrapper.
 
-    A `worker_init_fn` may open files in that data set, share it out, or ask for its class.
+    The user's `worker_init_fn` may open files in that data set, divide it, or check its class.
     """
     worker = get_worker_info()
     if worker is not None:
-        # torch refuses plain assignments to the worker's information.
+        # `setattr` of torch's WorkerInfo raises, so call the base class.
         object.__setattr__(worker, "dataset", unwrapped(worker.dataset))
 
 
 class SeededSamples(DatasetWrapper, Dataset[Any]):
-    """Read samples of `inner` by keys (index, epoch, ...), and seed the generators from each key first.
+    """The data set `inner`, read by keys (index, epoch, ...); each key first seeds the random generators.
 
-    In the rank's process the generators are restored afterwards. With `__getitems__`, `inner` reads a whole
-    batch at once. The samples of the batch then share the seed of the first key.
+    In the rank's process the generators are restored after the read. If `inner` has a `__getitems__` of its
+    own, which reads a whole batch at once, only the first key of the batch is used as a seed.
     """
 
     def __init__(self, inner: Any, seed: int) -> None:
@@ -109,7 +114,7 @@ class SeededSamples(DatasetWrapper, Dataset[Any]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[Key]) -> Sequence[Any]:
-        # The generators of a loader worker belong to the samples alone.
+        # In a loader worker nothing else uses the generators, so they need not be restored.
         if get_worker_info() is not None:
             return self._read(keys)
 
@@ -127,7 +132,8 @@ class SeededSamples(DatasetWrapper, Dataset[Any]):
     def _read_sample(self, key: Key) -> Any:
         index = key[0]
         self._seed_from(key)
-        # torch prefers __getitems__ too: a class over Subset may have another __getitem__.
+        # Prefer `__getitems__`, as torch's DataLoader does: in a class that inherits from Subset the two
+        # methods may return different samples.
         if hasattr(self._inner, "__getitems__"):
             return self._inner.__getitems__([index])[0]
         return self._inner[index]

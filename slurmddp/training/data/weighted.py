@@ -25,11 +25,11 @@ _BITS = 48
 
 
 class WeightedSampler(RankSampler):
-    """Yield this rank's part of `n` draws per epoch, each sample in proportion to its weight.
+    """Sampler that yields this rank's part of `n` random draws per epoch; weights are relative probabilities.
 
-    With replacement, a draw inverts the cumulative distribution of the weights, in O(log samples) time.
-    Without replacement, no sample comes twice in an epoch; that needs one sort per epoch (Efraimidis and
-    Spirakis, "Weighted random sampling with a reservoir", 2006). The position counts draws.
+    With replacement, each draw inverts the cumulative distribution of the weights, in O(log samples) time.
+    Without replacement, no sample comes twice in an epoch, and each epoch needs one sort (Efraimidis and
+    Spirakis, "Weighted random sampling with a reservoir", 2006). Positions in an epoch count draws.
 
     Args:
         n: the number of draws of an epoch.
@@ -38,22 +38,22 @@ class WeightedSampler(RankSampler):
         options: see `RankSampler`; `keyed` yields tuples (index, epoch, position).
 
     Raises:
-        ConfigError: a weight is invalid, or `n` exceeds the samples of some weight without replacement.
+        ConfigError: a weight is invalid, or without replacement fewer than `n` samples have a weight above 0.
     """
 
     def __init__(self, n: int, weights: Sequence[float], *, replacement: bool = True, **options: Any) -> None:
         array = np.asarray(weights, dtype=np.float64)
         if array.ndim != 1 or not np.isfinite(array).all() or (array < 0).any() or not array.any():
             raise ConfigError(
-                "The weights of the samples are not finite numbers of 0 or more with some above 0.",
-                hint="Give one weight per sample.",
+                "The weights of the samples must be finite numbers of 0 or more, at least one above 0.",
+                hint="Give one such number per sample.",
             )
 
         drawable = int((array > 0).sum())
         if not replacement and n > drawable:
             raise ConfigError(
-                f"{n} draws without replacement need as many samples of some weight; there are {drawable}.",
-                hint="Draw fewer, or with replacement.",
+                f"{n} draws without replacement need {n} samples with weights above 0; there are {drawable}.",
+                hint="Set a smaller num_samples, or replacement=True.",
             )
 
         super().__init__(n, shuffle=True, **options)
@@ -67,13 +67,16 @@ class WeightedSampler(RankSampler):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("weights") != self._digest:
             raise MismatchError(
-                "The checkpoint's data order was drawn by other weights, or by none.",
-                hint="Give the sampler the weights of the run that wrote it, or start a run of another name.",
+                "The order of the data in the checkpoint was drawn by other weights, or without weights.",
+                hint="Use the weights of the run that wrote the checkpoint, or start a run of another name.",
             )
         super().load_state_dict(state)
 
     def _with_keys(self, indices: Iterator[int]) -> Iterator[tuple[int, ...]]:
-        """Add the position too, so that a sample drawn twice in an epoch is augmented differently."""
+        """Yield a tuple (index, epoch, position) for each index.
+
+        With the position, a sample that is drawn twice in an epoch is augmented differently each time.
+        """
         return zip(indices, repeat(self.epoch), self._positions())
 
     def _indices(self) -> Callable[[range], Iterable[int]]:
@@ -87,15 +90,20 @@ class WeightedSampler(RankSampler):
 
 
 def _draw_without_replacement(weights: Floats, n: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Draw an exponential time for each sample, at its weight as the rate; return the n first samples."""
+    """Return `n` different sample indices in random order, drawn by weight.
+
+    Each sample gets an exponentially distributed time with its weight as the rate. The `n` samples with the
+    shortest times are returned, in the order of their times.
+    """
     drawable = np.flatnonzero(weights)
     times = -np.log1p(-_uniform(range(len(weights)), seed, epoch)[drawable]) / weights[drawable]
     return drawable[np.argsort(times, kind="stable")[:n]]
 
 
 def _uniform(positions: range, seed: int, epoch: int) -> Floats:
-    """Return a random number in [0, 1) for each position."""
-    # Elements of a permutation never repeat, unlike random numbers; among 2^48 elements nothing shows it.
+    """Return a random number in [0, 1) for each position, a function of position, seed and epoch."""
+    # Unlike random numbers, the elements of a permutation never repeat. With 2^48 elements the difference
+    # can't be noticed.
     permutation = Permutation(1 << _BITS, seed, epoch, "weights")
     elements = permutation.block(positions.start, positions.stop, positions.step)
     return np.multiply(elements, 2.0**-_BITS, dtype=np.float64)

@@ -15,7 +15,7 @@ from slurmddp.training.data.seeding import DatasetWrapper
 
 
 def stacks_tensors(loader: DataLoader[Any]) -> bool:
-    """Decide whether `loader` stacks the samples of plain tensors, and nothing else."""
+    """Decide whether `loader` reads a TensorDataset of plain tensors with torch's default collation."""
     data = loader.dataset
     if type(data) is not TensorDataset or loader.collate_fn is not default_collate:
         return False
@@ -24,14 +24,14 @@ def stacks_tensors(loader: DataLoader[Any]) -> bool:
 
 
 class WholeBatches(DatasetWrapper, Dataset[Any]):
-    """The data set `inner`, for a loader whose `collate_fn` is `as_it_is`."""
+    """A TensorDataset whose `__getitems__` returns whole batches, so that `as_it_is` suffices to collate."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        """Return the batch of the samples `indices`: each tensor of shape (samples, ...)."""
+        """Return the samples `indices` as one batch: a list of tensors of shape (number of indices, ...)."""
         chosen = torch.tensor(indices)
         return [tensor[chosen] for tensor in self._inner.tensors]
 
 
 def as_it_is(batch: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return a batch that needs no collation."""
+    """Return `batch` unchanged: the `collate_fn` for batches that are stacked already."""
     return batch

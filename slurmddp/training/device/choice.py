@@ -15,7 +15,7 @@ _BOUND_TO_TASK = re.compile(r"\bgpu:(?:verbose,)?(?:per_task:(\d+)|single:)")
 
 
 def choose_mig_device(info: RankInfo, environ: Mapping[str, str]) -> str | None:
-    """Choose the MIG device to show to this rank; None if CUDA_VISIBLE_DEVICES names no MIG devices."""
+    """Return the name of the MIG device for this rank; None if CUDA_VISIBLE_DEVICES names no MIG devices."""
     names = visible_mig_devices(environ)
     index = choose_device(info, environ, len(names))
     if index is None:
@@ -24,11 +24,11 @@ def choose_mig_device(info: RankInfo, environ: Mapping[str, str]) -> str | None:
 
 
 def choose_device(info: RankInfo, environ: Mapping[str, str], visible: int) -> int | None:
-    """Choose the CUDA index for this rank among the `visible` GPUs; None for the CPU.
+    """Return the CUDA index of the GPU for this rank; None if the rank is to compute on the CPU.
 
-    If SLURM binds GPUs to tasks, the rank takes the first GPU that it sees. If all ranks of the node see
-    the same GPUs, the rank takes the GPU of its local rank. Emulated nodes share this machine's GPUs; if
-    there are fewer GPUs than ranks, all ranks compute on CPUs.
+    If SLURM binds GPUs to tasks, the index is 0, the first GPU that the rank sees. If all ranks of the node
+    see the same GPUs, the index is the local rank. Emulated nodes share this machine's GPUs; if there are
+    fewer GPUs than ranks on all emulated nodes, all ranks compute on CPUs.
 
     Args:
         info: this rank.
@@ -57,7 +57,7 @@ def choose_device(info: RankInfo, environ: Mapping[str, str], visible: int) -> i
 
 
 def _sees_bound_gpus(info: RankInfo, environ: Mapping[str, str], visible: int) -> bool:
-    """Decide whether no other rank of the node sees the GPUs of this rank."""
+    """Decide whether SLURM shows this rank GPUs that no other rank of the node sees."""
     if info.environment not in ("slurm", "mpi") or info.emulated:
         return False
 
@@ -65,16 +65,18 @@ def _sees_bound_gpus(info: RankInfo, environ: Mapping[str, str], visible: int) -
     if bound:
         return visible == int(bound[1] or 1)
 
-    # Under `closest` several ranks may see the same GPUs, and no rank knows which.
+    # A rank that sees several GPUs may share them with other ranks, for example under
+    # `--gpu-bind=closest`, and can't know with which.
     if visible > 1:
         return False
     return info.gpus_on_node is None or info.gpus_on_node >= info.local_world_size
 
 
 def foreign_gpus(info: RankInfo, environ: Mapping[str, str], visible: int) -> str | None:
-    """Return a warning if this rank may see GPUs of other jobs, else None.
+    """Return a warning if CUDA shows this rank more GPUs than SLURM gave the job on this node, else None.
 
-    SLURM names no devices under `--gpu-bind=none`, and some sites don't confine jobs to their devices.
+    Under `--gpu-bind=none` SLURM does not set CUDA_VISIBLE_DEVICES. At sites that don't confine jobs to their
+    devices, a job then sees the GPUs of other jobs.
     """
     if info.emulated or VISIBLE in environ or not 0 < (info.gpus_on_node or 0) < visible:
         return None
@@ -86,9 +88,9 @@ def foreign_gpus(info: RankInfo, environ: Mapping[str, str], visible: int) -> st
 
 
 def choose_backend(asked: str, device_index: int | None) -> str:
-    """Choose the process group's backend: `auto` is nccl on GPUs and gloo on the CPU.
+    """Return the backend of the process group; `auto` becomes nccl on a GPU and gloo on the CPU.
 
-    Of a device string such as `cpu:gloo,cuda:nccl`, ranks without GPUs need the part of the CPU only.
+    In a device string such as `cpu:gloo,cuda:nccl`, a rank without a GPU keeps the backend of the CPU only.
 
     Args:
         asked: the setting `backend`: `auto`, a name, or a device string.
@@ -114,7 +116,11 @@ def choose_backend(asked: str, device_index: int | None) -> str:
 
 
 def _for_device_type(asked: str, kind: str) -> str:
-    """Return the device string `asked` without the parts that a rank on this type of device can't use."""
+    """Return the device string `asked`; for a rank on the CPU, without the backend of `cuda`.
+
+    Raises:
+        MismatchError: `asked` names no backend for the device type `kind`.
+    """
     backends = split_devices(asked)
     if kind not in backends:
         usual = {"cpu": "gloo", "cuda": "nccl"}[kind]
@@ -130,19 +136,24 @@ def _for_device_type(asked: str, kind: str) -> str:
 
 
 def choose_threads(info: RankInfo, usable_cpus: int) -> int:
-    """Choose the number of threads of this rank, given the number of processors that it may run on."""
+    """Return the number of threads for this rank.
+
+    Args:
+        info: this rank; `info.cpus` is the number of processors that SLURM gave to it.
+        usable_cpus: the number of processors that this process may run on.
+    """
     share = max(1, usable_cpus // ranks_on_machine(info))
     if info.cpus is None:
         return share
 
-    # Emulated nodes share this machine's processors.
+    # Ranks of all emulated nodes run on this machine, so each gets at most its share of the processors.
     if info.emulated:
         return min(info.cpus, share)
     return min(info.cpus, usable_cpus)
 
 
 def ranks_on_machine(info: RankInfo) -> int:
-    """Return how many ranks run on this machine; it holds all emulated nodes."""
+    """Return how many ranks run on this machine; emulated nodes all run on this machine."""
     if info.emulated:
         return info.world_size
     return info.local_world_size

@@ -20,10 +20,14 @@ THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 def take_cpus(info: RankInfo, undo: contextlib.ExitStack) -> None:
-    """Bind this rank, if an agent has started it, and set its number of threads.
+    """Bind this rank to its share of the processors, and set its number of threads.
 
-    Closing `undo` restores both. OMP_NUM_THREADS is set too, for libraries that torch does not control. A
-    value that the user has set stays.
+    The rank is bound only if `may_bind` allows it. The number of threads is set in torch and in
+    OMP_NUM_THREADS, which other libraries read; if the user has set OMP_NUM_THREADS, both stay as they are.
+
+    Args:
+        info: this rank.
+        undo: gets callbacks that restore the binding and torch's number of threads.
     """
     cpus = read_cpus()
     if info.local_rank == 0:
@@ -38,7 +42,7 @@ def take_cpus(info: RankInfo, undo: contextlib.ExitStack) -> None:
         os.sched_setaffinity(0, share)
         threads = min(threads, threads_on(cpus, share))
 
-    # A single rank without an allocation keeps torch's choice.
+    # A single rank outside of an allocation may use the whole machine, so torch's own number stays.
     is_alone = info.world_size == 1 and info.cpus is None
     if is_alone or _is_chosen(os.environ):
         return
@@ -49,14 +53,15 @@ def take_cpus(info: RankInfo, undo: contextlib.ExitStack) -> None:
 
 
 def _is_chosen(environ: Mapping[str, str]) -> bool:
-    """Decide whether the user has chosen the number of threads."""
+    """Decide whether the user, and not the agent, has set OMP_NUM_THREADS."""
     return bool(environ.get(THREADS_VARIABLE)) and not environ.get(THREADS_BY_AGENT_VARIABLE)
 
 
 def share_threads(info: RankInfo) -> None:
-    """Set as many threads as this rank's share of the node's cores, unless OMP_NUM_THREADS is set.
+    """Set torch's number of threads to this rank's share of the cores, unless the user set OMP_NUM_THREADS.
 
-    Functions without `Distributon` run with this number. The rank stays unbound, and CUDA is not touched.
+    It is for functions that run as ranks without a `Distributon`. The rank is not bound to processors, and
+    CUDA is not initialised.
     """
     if _is_chosen(os.environ):
         return
@@ -67,20 +72,23 @@ def share_threads(info: RankInfo) -> None:
 
 
 def _gpu_numa_nodes(info: RankInfo) -> list[int | None]:
-    """Return the NUMA node of each local rank's GPU; empty if a rank has no GPU or a GPU does not answer."""
+    """Return the NUMA node of each local rank's GPU, None if it is unknown.
+
+    The list is empty if there are fewer GPUs than ranks, or CUDA raises an error for a GPU.
+    """
     if torch.cuda.device_count() < info.local_world_size:
         return []
 
     try:
         gpus = [torch.cuda.get_device_properties(index) for index in range(info.local_world_size)]
     except RuntimeError:
-        # The rank of the broken GPU reports it.
+        # The rank that takes the broken GPU raises the error; here the NUMA nodes just stay unknown.
         return []
 
     numa_nodes: list[int | None] = []
     for gpu in gpus:
         address = [getattr(gpu, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
-        # Some versions of torch don't know the PCI address.
+        # In some versions of torch the properties have no PCI address.
         if min(address) < 0:
             numa_nodes.append(None)
         else:

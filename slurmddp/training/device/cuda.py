@@ -26,9 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 def visible_gpus() -> int:
-    """Return how many GPUs the ranks of this node can share.
+    """Return the number of GPUs, or MIG devices, that are visible on this node.
 
-    MIG devices are counted by name: CUDA would show this process the first one only.
+    MIG devices are counted in CUDA_VISIBLE_DEVICES, because CUDA shows a process only the first of them.
     """
     if torch.version.cuda:
         mig_devices = visible_mig_devices(os.environ)
@@ -38,8 +38,9 @@ def visible_gpus() -> int:
 
 
 def lacks_gpus(info: RankInfo) -> bool:
-    """Decide whether torch shows fewer GPUs than SLURM has given to the ranks of this node together."""
-    # Outside an agent, SLURM may have bound each GPU to a task, which sees no other GPU.
+    """Decide whether SLURM gave each rank of this node a GPU, but fewer GPUs than ranks are visible."""
+    # Without an agent, SLURM may have bound each task to one GPU. Then a rank rightly sees fewer GPUs than
+    # the node has, so the question can't be decided.
     if not RunContext.read(os.environ).by_agent:
         return False
 
@@ -48,14 +49,21 @@ def lacks_gpus(info: RankInfo) -> bool:
 
 
 def take_device(info: RankInfo, backend: str) -> tuple[torch.device, str]:
-    """Make a GPU the current device of this rank, if it has one; return the device and its backend.
+    """Make this rank's GPU, if it has one, its current CUDA device.
 
-    Of several MIG devices, only the device of this rank stays in CUDA_VISIBLE_DEVICES.
+    If CUDA_VISIBLE_DEVICES names several MIG devices, it is set to the device of this rank.
+
+    Args:
+        info: this rank.
+        backend: `auto`, a name that `register` takes, or a device string.
+
+    Returns:
+        The device, and the name of its backend as `init_process_group` takes it.
 
     Raises:
         MismatchError: there are fewer GPUs than ranks, or `backend` does not fit the device.
         ConfigError: `backend` is unknown, or lacks operations.
-        RuntimeError: CUDA refuses the GPU.
+        RuntimeError: an error of CUDA, for example of a broken GPU.
     """
     index = _choose_index(info)
     registered = register(choose_backend(backend, index))
@@ -83,18 +91,21 @@ def _warn_of_unused_gpus(info: RankInfo) -> None:
 
 
 def _choose_index(info: RankInfo) -> int | None:
-    """Return the index of this rank's GPU, or None for the CPU."""
+    """Return the CUDA index of this rank's GPU, or None for the CPU; set CUDA_VISIBLE_DEVICES for MIG."""
     mig_device = choose_mig_device(info, os.environ)
     if mig_device is None:
         return choose_device(info, os.environ, torch.cuda.device_count())
 
-    # CUDA reads the variable once, so set it before asking CUDA for devices.
+    # CUDA reads the variable only once, at its first use, so set it before `device_count`.
     os.environ[VISIBLE] = mig_device
     return 0 if torch.cuda.device_count() else None
 
 
 def identity_of(device: torch.device) -> str:
-    """Return a name that no other GPU of any node has; empty for the CPU, and if torch knows no UUID."""
+    """Return a name that no other GPU of any node has: its UUID, or the name of a MIG device.
+
+    The name is empty for the CPU, and in versions of torch that don't know UUIDs.
+    """
     if device.type != "cuda":
         return ""
 

@@ -13,9 +13,10 @@ _KINDS = (re.compile(r"\d+"), re.compile("GPU-."), re.compile("MIG-."))
 
 
 def visible_names(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the devices that CUDA reads from CUDA_VISIBLE_DEVICES; None if the variable is not set.
+    """Return the device names that CUDA reads from CUDA_VISIBLE_DEVICES; None if the variable is not set.
 
-    CUDA stops at the first invalid name, and at the first name of another kind than the name before.
+    CUDA stops at the first name that is invalid or has another form (index, GPU UUID or MIG UUID) than the
+    first name.
 
     Raises:
         MismatchError: the variable contains a name twice; CUDA then shows no device at all.
@@ -42,7 +43,7 @@ def visible_names(environ: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def visible_mig_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the MIG devices that CUDA_VISIBLE_DEVICES names; CUDA shows a process only the first."""
+    """Return the names of the MIG devices in CUDA_VISIBLE_DEVICES; empty if there are none."""
     names = visible_names(environ)
     if not names or not names[0].startswith("MIG-"):
         return ()
@@ -50,7 +51,10 @@ def visible_mig_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def ignored_names(environ: Mapping[str, str]) -> str:
-    """Return a sentence that names the first device name that CUDA ignores; empty if CUDA reads all names."""
+    """Return a sentence about the first name in CUDA_VISIBLE_DEVICES that CUDA ignores.
+
+    It is empty if CUDA reads all names.
+    """
     names = visible_names(environ)
     if not names:
         return ""
@@ -63,7 +67,15 @@ def ignored_names(environ: Mapping[str, str]) -> str:
 
 
 def device_identity(environ: Mapping[str, str], index: int, uuid: object) -> str:
-    """Return a name that no other device has; MIG devices may share the UUID of their GPU."""
+    """Return a name that no other device has: the name of a MIG device, or `uuid`.
+
+    MIG devices may have the UUID of their GPU, which would not distinguish them.
+
+    Args:
+        environ: the environment of this rank.
+        index: the CUDA index of the device.
+        uuid: its UUID by torch.
+    """
     names = visible_mig_devices(environ)
     if index < len(names):
         return names[index]

@@ -15,10 +15,10 @@ FILE = "metrics.csv"
 
 
 class CsvLogger(Logger):
-    """Write `metrics.csv`: the column `step`, then the names in the order of their first values.
+    """Logger that writes `metrics.csv`: the column `step`, then a column per metric, in order of appearance.
 
-    The file is rewritten when a name appears for the first time. A start rewrites it without the steps that
-    the training repeats.
+    The file is rewritten when a metric appears for the first time. Each start rewrites it without the rows of
+    steps that the training repeats.
     """
 
     def start(self, run: LoggedRun) -> None:
@@ -48,9 +48,9 @@ class CsvLogger(Logger):
         self._stream.close()
 
     def _rewrite(self, columns: list[str], first_step: float = float("inf")) -> None:
-        """Write the header and the rows before `first_step` again, and stay open for further rows.
+        """Rewrite the file with `columns` and its rows before `first_step`, and append later rows to it.
 
-        After an error, such as a full disk, rows go to the old file with its old columns.
+        After an error, such as a full disk, the old file and its columns stay in use.
         """
         temporary = self._path.with_name(f"{FILE}.tmp")
         stream: TextIO = temporary.open("w", newline="", encoding="utf-8")
@@ -75,14 +75,15 @@ class CsvLogger(Logger):
 
 
 def _rows_before(path: Path, first_step: float) -> Iterator[dict[str, str]]:
-    """Yield the whole rows of steps before `first_step`."""
+    """Yield the rows of steps before `first_step`, without a row that was cut off."""
     if not path.exists():
         return
 
     with path.open(newline="", encoding="utf-8") as stream:
         for row in csv.DictReader(stream):
             step = row.get("step") or ""
-            # A kill may have cut off the last row: its last keys or values are None.
+            # A killed process may have left a cut-off last row, in which DictReader sets missing keys and
+            # values to None.
             is_whole = None not in (*row, *row.values())
             if step.isdecimal() and int(step) < first_step and is_whole:
                 yield row

@@ -28,10 +28,10 @@ _WAITING = 10_000
 
 
 def build(*values: Any) -> list[Logger]:
-    """Return the loggers that several values of `loggers` name; a built-in logger is returned only once.
+    """Return the loggers of several `loggers` settings; a built-in logger that two of them name, once.
 
     Args:
-        values: each a value as for `settings.loggers.targets`, which may also contain objects.
+        values: `loggers` settings (see `settings.loggers.targets`), which may also contain Logger objects.
 
     Raises:
         ConfigError: a logger is unknown, its library is missing, or it lacks a method.
@@ -47,7 +47,7 @@ def build(*values: Any) -> list[Logger]:
 
 
 def _instances(value: Any) -> list[Any]:
-    """Return the loggers of a value of `loggers`: create those that it names, keep its objects."""
+    """Return the loggers of one `loggers` setting: objects for its names and mappings, then its objects."""
     items: Sequence[Any] = [value]
     if value is None:
         items = []
@@ -63,26 +63,34 @@ def _instances(value: Any) -> list[Any]:
 
 
 def _checked(logger: Any) -> Logger:
-    """Return the logger; raise ConfigError if it is a class or lacks a method."""
-    missing = [name for name in _METHODS if not callable(getattr(logger, name, None))]
-    if missing or isinstance(logger, type):
-        lacks = "is a class, not an object" if isinstance(logger, type) else f"has no method {missing[0]!r}"
+    """Return `logger` unchanged.
+
+    Raises:
+        ConfigError: it is a class, or lacks a method of a logger.
+    """
+    if isinstance(logger, type):
         raise ConfigError(
-            f"The logger {logger!r:.80} {lacks}.",
-            hint="Derive its class from slurmddp.training.loggers.Logger, which has empty ones.",
+            f"The logger {logger!r:.80} is a class, not an object.", hint="Give an object of the class."
+        )
+
+    missing = [name for name in _METHODS if not callable(getattr(logger, name, None))]
+    if missing:
+        raise ConfigError(
+            f"The logger {logger!r:.80} has no method {missing[0]!r}.",
+            hint="Derive its class from slurmddp.training.loggers.Logger, whose methods are empty.",
         )
 
     return logger  # type: ignore[no-any-return]
 
 
 class Loggers:
-    """The loggers of this process. Their threads start with the first metrics.
+    """The loggers of this process, each in a thread of its own; the threads start with the first metrics.
 
     Args:
         loggers: loggers that are not started yet.
-        run: the run whose metrics follow; `first_step` is set at each start.
-        is_stopped: returns whether the training ends before its last step; called at the end.
-        warn: reports a line about a logger that fails.
+        run: passed to `Logger.start` with the right `first_step`; None: loggers are never started.
+        is_stopped: returns whether the training was stopped before its last step; `close` calls it.
+        warn: called with a text about a logger that fails.
     """
 
     def __init__(
@@ -104,13 +112,13 @@ class Loggers:
         self._pid = os.getpid()
 
     def resumed(self, step: int | None) -> None:
-        """Take the step of a loaded state, or None; the next metrics start the loggers again."""
+        """Start the loggers again at the next metrics: a state of `step` was loaded (None: no state)."""
         self._resumed = step
         self._has_started = False
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Pass the values after `step` to all loggers, without waiting for them."""
-        # A forked child has none of the threads.
+        """Pass metrics after `step` to the threads of all loggers, without waiting for the loggers."""
+        # The threads of the loggers don't exist in a forked child.
         if not self._threads or self._is_closed or os.getpid() != self._pid:
             return
 
@@ -124,19 +132,22 @@ class Loggers:
             thread.log(dict(metrics), step)
 
     def _run_of_start(self, run: LoggedRun, step: int) -> LoggedRun:
-        """Return the run for a start whose first values come after `step`."""
+        """Return `run` with the `first_step` of a start whose first metrics are of `step`."""
         if self._resumed is None:
             return replace(run, first_step=step)
 
-        # The training repeats the values after the loaded state. Values of the state's own step, which an
-        # earlier start has logged, are not repeated.
+        # The training repeats the steps after the loaded state, so their old values are replaced. An earlier
+        # start has logged the values of the state's own step, which stay.
         first_step = step
         if step >= self._resumed:
             first_step = self._resumed + 1
         return replace(run, first_step=first_step, is_continued=True)
 
     def close(self) -> None:
-        """End all loggers; return after `CLOSE_S` at the latest. Later calls do nothing."""
+        """Close all loggers, and wait until they have ended, at most `CLOSE_S` seconds together.
+
+        Later calls do nothing.
+        """
         if self._is_closed or os.getpid() != self._pid:
             return
 
@@ -144,7 +155,7 @@ class Loggers:
         deadline = time.monotonic() + CLOSE_S
         for thread in self._threads:
             thread.close(finished=not self._is_stopped())
-        # All loggers end at the same time.
+        # All threads were asked to end before the first wait, so they share one deadline.
         for thread in self._threads:
             thread.wait(deadline)
 
@@ -152,17 +163,17 @@ class Loggers:
         try:
             self._warn(text)
         except Exception:
-            # The warning can't be recorded: a full disk, or a later attempt of the run.
+            # The run folder can't take the warning: the disk is full, or a later attempt owns the folder.
             log.warning(text)
 
 
 class _LoggerThread:
-    """A logger and the calls that wait for it, which its thread makes one after the other.
+    """A logger, the queue of calls to its methods, and the thread that makes these calls in order.
 
     Args:
         logger: the logger.
-        report: reports a line about a failure.
-        close_all: ends all loggers of the training; called when the process exits.
+        report: called with a text about the first failure.
+        close_all: closes all loggers of the training; registered to be called when the process exits.
     """
 
     def __init__(
@@ -189,7 +200,7 @@ class _LoggerThread:
         self._put(lambda: self._log(metrics, step))
 
     def close(self, *, finished: bool) -> None:
-        # The end must find room in the queue of a logger that hangs.
+        # If the logger hangs and its queue is full, drop the oldest call to make room for the last one.
         if self._calls.full():
             with suppress(queue.Empty):
                 self._calls.get_nowait()
@@ -230,7 +241,8 @@ class _LoggerThread:
         self._is_open = False
         self._logger.start(run)
         self._is_open = True
-        # The exit handlers of the libraries, such as wandb's, must run later: the last registered runs first.
+        # The loggers must be closed before the exit handlers of their libraries, such as wandb's, run. Exit
+        # handlers run in reverse order of registration, so register after `start` has imported the library.
         atexit.register(self._close_all)
 
     def _log(self, metrics: dict[str, float], step: int) -> None:
@@ -244,7 +256,7 @@ class _LoggerThread:
             self._logger.close(finished=finished)
 
     def _fail(self, failure: str) -> None:
-        """Report the first failure; the logger gets later values all the same."""
+        """Report a failure if it is the first one of this logger, which still gets later values."""
         if not self._has_reported:
             self._has_reported = True
             self._report(f"{self.name} {failure}. The training is not affected.")

@@ -14,9 +14,9 @@ _importing = threading.RLock()
 
 
 def imported(name: str) -> Any:
-    """Import a module and return it; forks of this process, such as loader workers, wait meanwhile.
+    """Import the module `name` and return it, while forks of this process (loader workers) wait.
 
-    A process that is forked during an import inherits the import's locks. It would wait forever if it
+    A process that is forked during an import inherits locked import locks. It would wait forever if it
     imported the same module.
     """
     _hold_forks()
@@ -26,11 +26,11 @@ def imported(name: str) -> Any:
 
 @functools.cache
 def _hold_forks() -> None:
-    """Let each fork of this process wait until no import is running."""
+    """Register fork handlers, once, that make `os.fork` wait while `imported` runs in another thread."""
     acquired: list[bool] = []
 
     def release() -> None:
-        # A fork that has waited too long goes on without the lock.
+        # After `_FORK_WAITS_S` seconds a fork goes on without the lock, so there is nothing to release.
         if acquired.pop():
             _importing.release()
 

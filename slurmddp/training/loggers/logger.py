@@ -13,7 +13,7 @@ CLOSE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRun:
-    """The run whose metrics follow."""
+    """Description of the run that a logger gets before the first metrics."""
 
     name: str
     """The name of the run; outside a job of slurmddp the name of the working directory."""
@@ -47,10 +47,10 @@ class Logger(Protocol):
         """
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Take the values after `step` optimizer steps, by name."""
+        """Log metrics: their values after `step` optimizer steps, by name."""
 
     def flush(self) -> None:
-        """Write all values that were taken; called whenever no further metrics wait."""
+        """Write all values passed to `log` so far; called whenever no further metrics are queued."""
 
     def close(self, finished: bool) -> None:
         """End the experiment within `CLOSE_S`; `finished` is False if the training ended early."""

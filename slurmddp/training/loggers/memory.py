@@ -8,7 +8,7 @@ from slurmddp.training.loggers.logger import LoggedRun, Logger
 
 
 class MemoryLogger(Logger):
-    """Keep the values of each name by their steps.
+    """Logger that keeps all metrics in the dict `values`: name -> step -> value.
 
     Example:
         logger = MemoryLogger()
@@ -26,7 +26,7 @@ class MemoryLogger(Logger):
     def start(self, run: LoggedRun) -> None:
         self.run = run
         self.finished = None
-        # The training repeats the steps from `first_step` on.
+        # The training repeats the steps from `first_step` on, so drop their values.
         for name, values in self.values.items():
             self.values[name] = {step: value for step, value in values.items() if step < run.first_step}
 

@@ -23,13 +23,15 @@ _VALUE_CHARS = 500
 
 
 class MlflowLogger(Logger):
-    """Log all starts of a run into one run of MLflow; its id is kept in `loggers/mlflow-run-id`.
+    """Logger that sends metrics to MLflow; all starts of a run continue the same MLflow run.
+
+    The id of the MLflow run is stored in the file `loggers/mlflow-run-id`.
 
     Args:
         experiment: the name of the experiment; by default MLFLOW_EXPERIMENT_NAME, or else "Default".
         tracking_uri: the server, such as "http://host:5000"; by default MLFLOW_TRACKING_URI, or else MLflow's
             default.
-        tags: texts by name, for a new run.
+        tags: texts by name, set when the MLflow run is created.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class MlflowLogger(Logger):
             self._log_config(run.config)
 
     def _create_run(self, run: LoggedRun) -> str:
-        """Create a run of MLflow and return its id."""
+        """Create an MLflow run and return its id."""
         created = self._client.create_run(self._experiment_id(), run_name=run.name, tags=self._tags)
         return str(created.info.run_id)
 
@@ -73,7 +75,11 @@ class MlflowLogger(Logger):
             self._client.log_batch(self._run_id, params=params[start : start + _PARAMS])
 
     def _server(self) -> str | None:
-        """Return the named server, or None for MLflow's default; raise ConfigError if it can't be used."""
+        """Return the argument `tracking_uri`; None for MLflow's default.
+
+        Raises:
+            ConfigError: the server is an SQLite file, and the package for such files is not installed.
+        """
         uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or self._mlflow.get_tracking_uri()
         if uri.startswith("sqlite:") and importlib.util.find_spec("sqlalchemy") is None:
             raise ConfigError(
@@ -97,7 +103,7 @@ class MlflowLogger(Logger):
         if finished:
             self._client.set_terminated(self._run_id)
         else:
-            # The run continues with the next start.
+            # SCHEDULED, and not an end status, because the next start continues this MLflow run.
             self._client.update_run(self._run_id, status="SCHEDULED")
 
     def _experiment_id(self) -> str:
@@ -109,7 +115,7 @@ class MlflowLogger(Logger):
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the plain values of a configuration with their full names."""
+    """Yield the full name (such as `train.steps`) and the value of each key of a nested configuration."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, f"{name}.{key}" if name else str(key))

@@ -12,9 +12,10 @@ FOLDER = "tensorboard"
 
 
 class TensorBoardLogger(Logger):
-    """Write scalars, and the configuration as text, into one folder for all starts.
+    """Logger that writes metrics, and the configuration as text, as TensorBoard events.
 
-    Each start writes a file with `purge_step`, so that TensorBoard shows repeated steps once.
+    All starts of a run write into one folder, each into its own file. The file sets `purge_step`, so that
+    TensorBoard hides older values of steps that the training repeats.
     """
 
     def start(self, run: LoggedRun) -> None:
@@ -22,7 +23,7 @@ class TensorBoardLogger(Logger):
         self._writer = tensorboard.SummaryWriter(str(run.folder / FOLDER), purge_step=run.first_step)
         if run.config:
             text = json.dumps(run.config, indent=2, default=str, ensure_ascii=False)
-            # TensorBoard shows texts as Markdown, and indented lines as code.
+            # TensorBoard renders texts as Markdown, in which indented lines are a code block.
             indented = "".join(f"    {line}\n" for line in text.splitlines())
             self._writer.add_text("config", indented, run.first_step)
 

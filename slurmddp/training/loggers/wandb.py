@@ -15,10 +15,11 @@ log = logging.getLogger(__name__)
 
 
 class WandbLogger(Logger):
-    """Log all starts of a run into one run of Weights & Biases.
+    """Logger that sends metrics to Weights & Biases; all starts of a run continue the same wandb run.
 
-    A job of slurmddp gives its ranks WANDB_RUN_ID and WANDB_RESUME=allow. All variables of wandb apply.
-    Without an API key or a network, the run is written offline, unless `mode` or WANDB_MODE says otherwise.
+    For this, a job of slurmddp sets WANDB_RUN_ID and WANDB_RESUME=allow for its ranks. All other environment
+    variables of wandb apply too. Without an API key or a network connection, the wandb run is written
+    offline, unless `mode` or WANDB_MODE is set.
 
     Args:
         project, entity, group, tags, notes, mode: as for `wandb.init`; None: wandb decides.
@@ -42,7 +43,7 @@ class WandbLogger(Logger):
         run.folder.mkdir(parents=True, exist_ok=True)
 
         settings = {"console": "off", "quiet": True, "finish_timeout": CLOSE_S / 2}
-        # Older versions have no `finish_timeout`.
+        # Pass only settings that this version of wandb has: older versions lack `finish_timeout`.
         known = getattr(wandb.Settings, "model_fields", {})
         options: dict[str, Any] = {
             **self._options,
@@ -64,9 +65,10 @@ class WandbLogger(Logger):
 
         if getattr(self._run, "offline", False):
             folder = shlex.quote(str(run.folder / "wandb"))
-            log.warning("wandb writes offline. To upload the run: wandb sync %s/offline-run-*", folder)
+            log.warning("wandb is offline. To upload the metrics later: wandb sync %s/offline-run-*", folder)
 
-        # The step of wandb itself can't go back, and steps are repeated after a restart.
+        # wandb's own step counter only grows, but steps repeat after a restart. So log `step` as a value, and
+        # use it as the x axis of all metrics.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:

@@ -51,7 +51,7 @@ TMP = Path("/tmp")
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFault:
-    """A fault of a node."""
+    """A finding of a check: what is wrong on a node, and what to do about it."""
 
     node: str
     text: str
@@ -63,13 +63,13 @@ class NodeFault:
 
     @property
     def sentence(self) -> str:
-        """The finding as a message: node, fault, hint."""
+        """The finding as one message: the node's name, the fault and the remedy."""
         return f"{self.node}: {self.text} {self.hint}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckContext:
-    """The facts that the checks of a rank use."""
+    """The arguments of each check: the rank, its device, its node and the run folder."""
 
     info: RankInfo
     device: torch.device
@@ -85,7 +85,16 @@ Check = Callable[[CheckContext], Iterable[NodeFault]]
 
 
 def run_checks(checks: Iterable[Check], context: CheckContext, limit_s: float) -> list[NodeFault]:
-    """Return the findings of the checks; a check that raises or exceeds `limit_s` is a finding, too."""
+    """Run the checks of this rank, and return their findings.
+
+    Args:
+        checks: called one after the other.
+        context: the argument of each check.
+        limit_s: seconds that one check may take.
+
+    Returns:
+        The findings of all checks, and one for each check that raised or exceeded `limit_s`.
+    """
     return [finding for check in checks for finding in _run_check(check, context, limit_s)]
 
 
@@ -99,7 +108,10 @@ def _run_check(check: Check, context: CheckContext, limit_s: float) -> list[Node
 
 
 def device(context: CheckContext) -> Iterable[NodeFault]:
-    """Multiply matrices whose product is known to the last bit: in float32, and in bfloat16 on GPUs."""
+    """Yield a finding if the device multiplies matrices wrongly, or if GPUs of the node are not visible.
+
+    The matrices are multiplied in float32, on GPUs also in bfloat16; their product is known to the last bit.
+    """
     yield from _unseen_gpus(context)
 
     dtypes = [torch.float32]
@@ -127,7 +139,10 @@ def _unseen_gpus(context: CheckContext) -> Iterable[NodeFault]:
 
 
 def multiplies_right(device: torch.device, dtype: torch.dtype) -> bool:
-    """Decide whether a product of small whole numbers, which `dtype` represents exactly, is right."""
+    """Decide whether `device` computes the right product of two matrices of small whole numbers.
+
+    All values and sums are exact in `dtype`, so the product must be equal to the last bit.
+    """
     values = (torch.arange(_MATRIX * _MATRIX, device=device).reshape(_MATRIX, _MATRIX) * 5) % 7
     unit = torch.eye(_MATRIX, device=device)
     shifts = torch.stack([unit.roll(shift, 1) for shift in _SHIFTS]).sum(0)
@@ -138,7 +153,10 @@ def multiplies_right(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def memory(context: CheckContext) -> Iterable[NodeFault]:
-    """Allocate memory on the device; warn if another process holds memory of the GPU."""
+    """Allocate memory on the device; yield a warning if other processes hold over 10 % of a GPU's memory.
+
+    An allocation that fails raises, which `run_checks` turns into a finding.
+    """
     if context.device.type != "cuda":
         torch.ones(_CPU_BYTES, dtype=torch.uint8)
         return
@@ -155,7 +173,10 @@ def memory(context: CheckContext) -> Iterable[NodeFault]:
 
 
 def disk(context: CheckContext) -> Iterable[NodeFault]:
-    """Write to the node's temporary folder, and check the free space there and in the run folder."""
+    """Yield a finding if the temporary folder can't be written to, or it or the run folder is almost full.
+
+    Rank 0 checks the run folder, local rank 0 of each node its temporary folder.
+    """
     if context.info.rank == 0:
         yield from _run_disk(context)
 
@@ -169,7 +190,8 @@ def disk(context: CheckContext) -> Iterable[NodeFault]:
         hint = "Unset it where you submit, or make the folder in the cluster file's setup lines."
         yield NodeFault(node=context.node, text=text, hint=hint, fault=NOBODY)
     elif tmpdir:
-        # Python skips a folder that it can't write to; other libraries that use TMPDIR don't.
+        # Check TMPDIR itself: `tempfile` would silently choose another folder if TMPDIR can't be written to,
+        # but other libraries use TMPDIR in any case.
         folder = Path(tmpdir)
     yield from _node_disk(context, folder)
 
@@ -190,7 +212,7 @@ def _run_disk(context: CheckContext) -> Iterable[NodeFault]:
 
 
 def _node_disk(context: CheckContext, folder: Path) -> Iterable[NodeFault]:
-    # Another node would find the same fault on the disk of the run folder.
+    # If the temporary folder is on the disk of the run folder, every node would find the same fault.
     fault = RUN if folder.stat().st_dev == context.folder.path.stat().st_dev else NODE
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -211,7 +233,7 @@ def _node_disk(context: CheckContext, folder: Path) -> Iterable[NodeFault]:
 
 
 def _checkpoint_bytes(folder: RunFolder) -> int | None:
-    """Return the size in bytes of the newest checkpoint with a readable manifest, or None."""
+    """Return the size in bytes of the newest checkpoint with a readable manifest; None if there is none."""
     for path in checkpoint_folders(folder.checkpoints_dir):
         with suppress(CheckpointError, OSError):
             return sum(record.size for record in load_manifest(path).files.values())
@@ -220,12 +242,12 @@ def _checkpoint_bytes(folder: RunFolder) -> int | None:
 
 
 def limits(context: CheckContext) -> Iterable[NodeFault]:
-    """Warn of limits that fail a training late: open files, locked memory, shared memory."""
+    """Yield a warning for each limit that may fail a training late: open files, locked and shared memory."""
     if context.info.local_rank != 0:
         return
 
     locked = resource.RLIM_INFINITY
-    # Only RDMA needs locked memory.
+    # Without RDMA hardware the limit of locked memory does not matter.
     if _has_rdma():
         locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
 
@@ -249,7 +271,7 @@ def check_limits(node: str, *, files: int, locked: int, shm: int | None, workers
         node: the node's name.
         files: the limit of open files of a process.
         locked: the limit of locked memory in bytes; RLIM_INFINITY if no hardware needs locked memory.
-        shm: free shared memory in bytes; None if the node has none.
+        shm: free bytes in /dev/shm; None if the node has no such folder.
         workers: the number of loader workers of the node.
     """
     unlimited = resource.RLIM_INFINITY

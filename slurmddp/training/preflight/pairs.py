@@ -28,9 +28,10 @@ _RANKS = 97
 
 
 def rounds(nodes: int) -> list[list[Pair]]:
-    """Return the pairs of each round: all pairs of few nodes, else the neighbours in a hypercube.
+    """Return, for each round, the pairs of nodes that exchange numbers.
 
-    In a hypercube each node is in several pairs, so that a node which fails in all its pairs stands out.
+    Up to 8 nodes, each node meets each other node. Of more nodes, each meets its neighbours in a hypercube:
+    about log2(nodes) others. So a faulty node fails with several partners, which shows that it is the cause.
     """
     if nodes <= _ALL_PAIRS_UP_TO:
         return _round_robin(nodes)
@@ -44,8 +45,11 @@ def rounds(nodes: int) -> list[list[Pair]]:
 
 
 def _round_robin(nodes: int) -> list[list[Pair]]:
-    """Pair each node with each other node once, by the circle method of round-robin tournaments."""
-    # An odd number of nodes gets an empty seat: whoever faces it pauses for a round.
+    """Return the pairs of each round so that each node meets each other node once.
+
+    This is the circle method of round-robin tournaments.
+    """
+    # If the number of nodes is odd, add an empty seat: the node that faces it has no partner in that round.
     seats = list(range(nodes + nodes % 2))
     half = len(seats) // 2
     pairs_by_round = []
@@ -58,9 +62,12 @@ def _round_robin(nodes: int) -> list[list[Pair]]:
 
 
 def check_pairs(info: RankInfo, device: torch.device, pair_s: float) -> dict[Pair, str]:
-    """Exchange numbers with the partner of each round; return the failed pairs of this node with reasons.
+    """Exchange numbers with this node's partner in each round.
 
-    Only local rank 0 takes part. Round n ends at the latest n times `pair_s` seconds after the first start.
+    Only local rank 0 takes part. Round n ends at the latest n times `pair_s` seconds after the call.
+
+    Returns:
+        The pairs of this node whose exchange failed, each with the reason. Empty on other local ranks.
     """
     began = time.monotonic()
     failed: dict[Pair, str] = {}
@@ -79,12 +86,15 @@ def check_pairs(info: RankInfo, device: torch.device, pair_s: float) -> dict[Pai
 
 
 def check_sum(device: torch.device, timeout_s: float) -> str | None:
-    """Sum a known vector over all ranks; return the reason if that failed, or None."""
+    """Sum known vectors over all ranks; return the reason if that failed, or None."""
     return _failure(partial(reduce_all, device), timeout_s, device)
 
 
 def _failure(action: partial[str | None], timeout_s: float, device: torch.device) -> str | None:
-    """Run an action within a time limit; return the reason of its failure, or None."""
+    """Run `action` with a time limit; return what it returns, or the error that it raises as a text.
+
+    The result is None if all is well.
+    """
     try:
         return within(timeout_s, action, device)
     except (RuntimeError, TimeoutError) as error:
@@ -92,10 +102,10 @@ def _failure(action: partial[str | None], timeout_s: float, device: torch.device
 
 
 def faulty_nodes(failed: Iterable[Pair], suspects: Collection[int] = ()) -> list[int]:
-    """Return few nodes that explain all failed pairs, the nodes in most pairs first.
+    """Return a small set of nodes such that each failed pair contains one of them.
 
-    This is the greedy vertex cover. If two nodes failed only with each other, the suspect is chosen. Without
-    a suspect, the node of the higher rank is chosen: nothing shows which of them is faulty.
+    This is a greedy vertex cover: the node in most pairs is taken first. If two nodes failed only with each
+    other, nothing shows which one is faulty. Then the node in `suspects` is taken, else the higher node rank.
     """
     unexplained = set(failed)
     nodes: list[int] = []
@@ -111,14 +121,21 @@ def faulty_nodes(failed: Iterable[Pair], suspects: Collection[int] = ()) -> list
 def describe(
     node: int, failed: Mapping[Pair, str], names: Sequence[str], suspects: Collection[int] = ()
 ) -> str:
-    """Return a sentence that names the nodes with which `node` did not exchange data, and the reason."""
+    """Return the text of a finding about `node`: with which nodes its exchange failed, and why.
+
+    Args:
+        node: the node rank.
+        failed: all failed pairs with their reasons.
+        names: the names of all nodes, by node rank.
+        suspects: nodes that already failed in an earlier preflight of this attempt.
+    """
     reasons = {(b if a == node else a): why for (a, b), why in failed.items() if node in (a, b)}
     others = ", ".join(names[other] for other in reasons)
     text = f"it does not exchange data with {others}: {next(iter(reasons.values()))}."
     if node in suspects:
         return f"{text} Before, it failed with another node."
 
-    # If both nodes of a pair failed with no other node, either may be faulty.
+    # If neither node of the pair failed with a third node, the partner may be the faulty one.
     peer = next(iter(reasons))
     if len(reasons) == 1 and sum(peer in pair for pair in failed) == 1:
         return f"{text} It may be {others} as well."
@@ -126,7 +143,7 @@ def describe(
 
 
 def exchange(peer: int, device: torch.device) -> str | None:
-    """Exchange known vectors with rank `peer`; return what was wrong with the received vector, or None."""
+    """Exchange known vectors with rank `peer`; return a text if the received vector is wrong, else None."""
     sent = _vector(distributed.get_rank(), device)
     received = torch.empty_like(sent)
     operations = [
@@ -142,7 +159,7 @@ def exchange(peer: int, device: torch.device) -> str | None:
 
 
 def reduce_all(device: torch.device) -> str | None:
-    """Sum a known vector over all ranks; return what was wrong with the sum, or None."""
+    """Sum known vectors over all ranks; return a text if the sum is wrong, else None."""
     total = _vector(distributed.get_rank(), device)
     distributed.all_reduce(total)
     ranks = distributed.get_world_size()
@@ -153,5 +170,5 @@ def reduce_all(device: torch.device) -> str | None:
 
 
 def _vector(rank: int, device: torch.device) -> torch.Tensor:
-    """Return float64 whole numbers so small that every order of summation gives the same bits."""
+    """Return the vector of a rank: float64 whole numbers, so small that their sums over ranks are exact."""
     return (torch.arange(_NUMBERS, device=device) % 61 + rank % _RANKS).double()

@@ -95,10 +95,18 @@ def run(
     check_s: float = CHECK_S,
     pair_s: float = PAIR_S,
 ) -> None:
-    """Check all nodes; every rank calls it.
+    """Check all nodes, and return if they are healthy; every rank calls it.
+
+    Args:
+        context: this rank, with its process group.
+        folder: the run folder.
+        config: the configuration of the run.
+        checks: the checks that each rank makes by itself.
+        check_s: seconds that one of `checks` may take.
+        pair_s: seconds that a round of exchanges between pairs of nodes, or the sum, may take.
 
     Raises:
-        UnhealthyNodeError: on all ranks, if a node is unhealthy and the next attempt gets other nodes.
+        UnhealthyNodeError: on all ranks, if a node is unhealthy and the next attempt excludes it.
         SlurmddpError: on all ranks, if a check failed and no node can be excluded.
     """
     info = context.info
@@ -149,7 +157,7 @@ class PreflightResult(NamedTuple):
 
 
 class _Preflight:
-    """Exchange results between this rank and rank 0: send findings, receive the verdict."""
+    """One preflight on this rank: it sends findings to rank 0, which decides, and receives the decision."""
 
     def __init__(
         self, info: RankInfo, store: dist.Store | None, folder: RunFolder, config: Mapping[str, Any]
@@ -167,7 +175,16 @@ class _Preflight:
         self.node = self.names[info.node_rank]
 
     def share(self, part: str, answer: PartResult) -> None:
-        """Share this rank's results of a part of the preflight; raise on all ranks if a check failed."""
+        """Send this rank's results of a part of the preflight to rank 0, and wait for rank 0's decision.
+
+        Args:
+            part: "own", "pairs" or "sum".
+            answer: the results of this rank.
+
+        Raises:
+            UnhealthyNodeError: on all ranks, if the next attempt excludes unhealthy nodes.
+            SlurmddpError: on all ranks, if a check failed and no node is excluded.
+        """
         key = f"slurmddp/preflight/{part}"
 
         def decide(texts: list[str | None]) -> str:
@@ -183,7 +200,7 @@ class _Preflight:
             return
 
         _report_unhealthy(verdict.unhealthy)
-        # The store ends with rank 0's process: let all ranks read the verdict first.
+        # The store ends with rank 0's process, so rank 0 waits until all ranks have read the decision.
         self._store.await_all(f"{key}/read", self.info)
         if verdict.excluded:
             raise _unhealthy_nodes(verdict)
@@ -192,7 +209,7 @@ class _Preflight:
         raise SlurmddpError(f"Preflight: {_shortened(verdict.failed)}", hint=hint)
 
     def conclude(self, findings: Sequence[NodeFault]) -> None:
-        """Raise UnhealthyNodeError for findings that all ranks know, if their nodes can be excluded."""
+        """Record findings that are the same on all ranks; raise UnhealthyNodeError if a node is excluded."""
         verdict = self._verdict(findings)
         if self.info.rank == 0 and not self._run.is_superseded:
             self._record(findings, verdict)
@@ -202,12 +219,15 @@ class _Preflight:
             raise _unhealthy_nodes(verdict)
 
     def end(self) -> None:
-        """Record that all nodes are healthy."""
+        """Record in the run folder that all nodes are healthy."""
         if self.info.rank == 0 and not self._run.is_superseded:
             self._add_event(failed=[])
 
     def _judge(self, part: str, answers: Sequence[PartResult | None]) -> PreflightResult:
-        """Record and return the verdict; a rank that reads the verdict may exit at once."""
+        """Decide on the results of all ranks, record the decision in the run folder, and return it.
+
+        It is recorded before it is sent, because ranks that receive it may exit at once.
+        """
         received = [answer for answer in answers if answer is not None]
         findings = [finding for answer in received for finding in answer.findings]
 
@@ -215,14 +235,15 @@ class _Preflight:
         events = self._folder.readable_events() if failed else []
         findings += find_faulty(failed, self.names, suspects(events, self._run.attempt, self.names))
 
-        # The clocks are compared last, when every node has made an answer since rank 0's last verdict.
+        # Compare the clocks with the last part: its answers were made after rank 0 sent its previous decision
+        # at `_continued`, so rank 0 knows a time before and a time after each answer.
         if part == "sum" and len(received) == len(answers):
             stamps = [answer.at for answer in received[:: self.info.local_world_size]]
             findings += check_clocks(self.names, stamps, self._continued, time.time())
 
         findings += [self._missing_answer(rank) for rank, answer in enumerate(answers) if answer is None]
         verdict = self._verdict(findings)
-        # A later attempt has the run folder: write nothing there, and exclude no node.
+        # A later attempt of the run now owns the run folder, so write nothing there, and exclude no node.
         if self._run.is_superseded:
             return PreflightResult(verdict.failed, {}, {})
 
@@ -235,7 +256,10 @@ class _Preflight:
         return NodeFault(node=node, text=text, hint="Its log may say why.")
 
     def _verdict(self, findings: Sequence[NodeFault]) -> PreflightResult:
-        """Decide what follows from the findings; nodes are at fault only if other nodes may be healthy."""
+        """Return which findings end the preflight, and which nodes to exclude or to replace.
+
+        If more than half of the nodes are faulty, none is excluded or replaced.
+        """
         reasons = {finding.node: finding.text for finding in findings if finding.fault == NODE}
 
         excluded: Mapping[str, str] = {}
@@ -254,7 +278,7 @@ class _Preflight:
         verdict: PreflightResult,
         failed_pairs: Sequence[Sequence[str]] = (),
     ) -> None:
-        """Record the findings, and the nodes that the next attempts avoid."""
+        """Log the findings, record them in the run folder, and exclude the nodes of the decision."""
         for finding in findings:
             _log.warning("preflight: %s", finding.sentence)
             if finding.fault == NOBODY:
@@ -269,7 +293,12 @@ class _Preflight:
             self._add_event(verdict.failed, **{name: fact for name, fact in facts.items() if fact})
 
     def _add_event(self, failed: list[str], **facts: object) -> None:
-        """Record the preflight; the fact `unfit` has node ranks, `pairs` has node names (see `suspects`)."""
+        """Add an event about the preflight to the run folder.
+
+        Args:
+            failed: the findings that end the preflight; empty if all nodes are healthy.
+            facts: further values: `unfit` has node ranks as keys, `pairs` lists pairs of node names.
+        """
         seconds = round(time.monotonic() - self._began, 3)
         _log.info("preflight: %d node(s), %.2f s", self.info.nodes, seconds)
         self._run.add_event(
@@ -283,11 +312,11 @@ class _Preflight:
 
 
 def _report_unhealthy(nodes: Mapping[int, str]) -> None:
-    """Report the nodes to the agent before this rank exits: the coordinator starts no more ranks on them."""
+    """Report unhealthy nodes (node ranks and reasons) to the agent, so that no more ranks start on them."""
     if not nodes:
         return
 
-    # Without an agent there is no channel, and no spare node.
+    # Without an agent nobody would receive the report, and there is no spare node.
     channel = WriterChannel.attach(os.environ)
     if channel is None:
         return

@@ -12,10 +12,15 @@ T = TypeVar("T")
 
 
 def within(seconds: float, action: Callable[[], T], device: torch.device) -> T:
-    """Call `action` with a time limit; return its result, or raise its error.
+    """Call `action` with a time limit, and return its result.
 
-    The action runs in a daemon thread whose current device is `device`. After a time-out the thread runs on.
-    A time-out of gloo is no alternative: it closes all connections of the rank.
+    The action runs in a daemon thread, which can't be killed and so runs on after a time-out. The time-out of
+    gloo itself is no alternative: it closes all connections of the rank.
+
+    Args:
+        seconds: the time limit.
+        action: its errors are raised again in the calling thread.
+        device: the current CUDA device in the thread of the action.
 
     Raises:
         TimeoutError: the action takes longer than `seconds`.
@@ -25,7 +30,7 @@ def within(seconds: float, action: Callable[[], T], device: torch.device) -> T:
 
     def run() -> None:
         try:
-            # Each thread has its own current device.
+            # A new thread starts with GPU 0 as its current device.
             if device.type == "cuda":
                 torch.cuda.set_device(device)
 

@@ -18,7 +18,7 @@ SKEW_REFUSED_S = 60.0
 
 
 def node_names(info: RankInfo) -> list[str]:
-    """Return a name for each node: its host name, or `node N` if several nodes have the same host name."""
+    """Return the names of all nodes, by node rank: host names, or `node N` if host names are not unique."""
     if len(set(info.hosts)) == info.nodes and not info.emulated:
         return [socket.gethostname()] if info.hosts == ("localhost",) else list(info.hosts)
 
@@ -26,18 +26,24 @@ def node_names(info: RankInfo) -> list[str]:
 
 
 def can_exclude(unhealthy: Mapping[str, str], info: RankInfo) -> bool:
-    """Decide whether SLURM knows these nodes by name, and other nodes may be healthy."""
+    """Decide whether SLURM can exclude these nodes: it knows their names, and other nodes may be healthy."""
     known = info.environment == "slurm" and not info.emulated and set(unhealthy) <= set(info.hosts)
     return known and others_may_be_healthy(unhealthy, info.nodes)
 
 
 def others_may_be_healthy(unhealthy: Mapping[str, str], nodes: int) -> bool:
-    """Decide whether at most half of the nodes failed; otherwise the cause is the cluster or the run."""
+    """Decide whether at most half of the nodes failed, or there is one node only.
+
+    If more nodes fail, the cause is the cluster or the run, and other nodes would fail too.
+    """
     return 2 * len(unhealthy) <= nodes or nodes == 1
 
 
 def suspects(events: Iterable[Mapping[str, Any]], attempt: int, names: Sequence[str]) -> set[int]:
-    """Return the nodes that failed only with one node before, which a spare has since replaced.
+    """Return the nodes whose only failed partner in an earlier preflight of this attempt was replaced since.
+
+    When two nodes fail only with each other, one of them is replaced by a spare node. If the other one fails
+    again, it is the faulty one.
 
     Args:
         events: the events of the run.
@@ -58,7 +64,13 @@ def suspects(events: Iterable[Mapping[str, Any]], attempt: int, names: Sequence[
 def find_faulty(
     failed: Mapping[Pair, str], names: Sequence[str], suspected: Collection[int] = ()
 ) -> list[NodeFault]:
-    """Return a finding for each node that explains failed pairs; `suspected` comes from `suspects`."""
+    """Return a finding for each node in `faulty_nodes`.
+
+    Args:
+        failed: the failed pairs with their reasons.
+        names: the names of all nodes, by node rank.
+        suspected: the result of `suspects`.
+    """
     nodes = faulty_nodes(failed, suspected)
     hint = "Have its network examined: interface, cable, firewall."
     fault = NODE if 2 * len(nodes) <= len(names) else RUN
@@ -71,13 +83,13 @@ def find_faulty(
 def check_clocks(
     names: Sequence[str], stamps: Sequence[float], after: float, before: float
 ) -> list[NodeFault]:
-    """Return a finding for each clock that differs from most others.
+    """Return a finding for each clock that differs from the median clock by more than `SKEW_WARNED_S`.
 
-    Only a certain difference counts: a stamp between `after` and `before` proves nothing, so that a slow
-    machine causes no warning.
+    A stamp outside of `after` to `before` shows by how much at least a clock is wrong. A stamp between them
+    counts as right, so that slow answers cause no warning.
 
     Args:
-        names: the nodes.
+        names: the names of all nodes, by node rank.
         stamps: the time at each node, in seconds since the epoch by the node's clock.
         after: a time before all stamps, by rank 0's clock.
         before: a time after all stamps, by rank 0's clock.

@@ -28,7 +28,7 @@ _KEY = "slurmddp/devices"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceReport:
-    """The device of one rank, as the rank reports it."""
+    """The report of one rank about its device, or about why it has none; sent to rank 0."""
 
     node: int
     """The node rank."""
@@ -46,7 +46,7 @@ class DeviceReport:
 
 
 class DevicesError(SlurmddpError):
-    """The devices of the ranks are not compatible; raised on all ranks.
+    """Error on all ranks: their devices are not compatible, or ranks have no device.
 
     Attributes:
         nodes: node ranks of the unhealthy nodes; empty if the settings of the job are wrong.
@@ -55,21 +55,25 @@ class DevicesError(SlurmddpError):
     def __init__(self, message: str, *, hint: str, nodes: Sequence[int]) -> None:
         super().__init__(message, hint=hint)
         self.nodes = tuple(nodes)
-        # If a node is unhealthy, the same job would run on other nodes: its configuration is not wrong.
+        # If a node is unhealthy, the configuration is right: the same job can run on other nodes.
         self.exit_code = EXIT_FAILED if self.nodes else EXIT_CONFIG
 
 
 def report_device(info: RankInfo, backend: str) -> tuple[torch.device, str, DeviceReport]:
-    """Take this rank's device; return the device, its backend and the report for the other ranks.
+    """Make this rank's GPU its current device, and describe the device for the other ranks.
 
-    A rank without a device returns the CPU and a report with `trouble`, so that it still meets the others.
+    If the rank finds no device, the function does not raise but returns the CPU and a report with `trouble`.
+    The rank can then meet the other ranks and send them the report, and all ranks raise.
 
     Args:
         info: this rank.
         backend: `auto` (nccl on GPUs, else gloo), a name that `register` takes, or a device string.
 
+    Returns:
+        The device, its backend, and the report.
+
     Raises:
-        DevicesError: the only rank of a launch has no device.
+        DevicesError: this is the only rank, and it finds no device.
     """
     node_lacks_gpus = False
     try:
@@ -95,7 +99,10 @@ def report_device(info: RankInfo, backend: str) -> tuple[torch.device, str, Devi
 
 
 def _report_of_failure(info: RankInfo, error: Exception, node_lacks_gpus: bool) -> DeviceReport:
-    """Return the report of a rank that found no device; if CUDA raised the error, the node is unhealthy."""
+    """Return the report of a rank that found no device because of `error`.
+
+    If CUDA raised the error (it is no MismatchError), or the node lacks GPUs, the node is unhealthy.
+    """
     if isinstance(error, MismatchError):
         return DeviceReport(
             node=info.node_rank, trouble=error.message, hint=error.hint, unhealthy=node_lacks_gpus
@@ -109,11 +116,17 @@ def _report_of_failure(info: RankInfo, error: Exception, node_lacks_gpus: bool) 
 def agree_on_devices(
     store: SignedStore, info: RankInfo, report: DeviceReport, *, timeout_s: float = 60.0
 ) -> None:
-    """Return if the devices of all ranks are compatible; every rank calls it.
+    """Exchange the reports of all ranks, and raise unless the devices are compatible. Every rank calls it.
+
+    Args:
+        store: the store that all ranks share.
+        info: this rank.
+        report: the report of this rank.
+        timeout_s: seconds that rank 0 waits for the reports.
 
     Raises:
         DevicesError: on all ranks, if the devices are not compatible.
-        RankFailure: a rank does not report within `timeout_s` seconds, or exits.
+        RankFailure: a rank does not report within `timeout_s`, or rank 0 exits.
     """
 
     def decide(texts: list[str | None]) -> str:
@@ -122,7 +135,7 @@ def agree_on_devices(
             raise RankFailure(
                 f"Rank {first_items(missing, 8, rest=', ...')} met the others, but did "
                 f"not report its device within {timeout_s:g} s.",
-                hint="The log of that rank says why.",
+                hint="The log of each of these ranks shows why.",
             )
 
         conflict = find_conflict([DeviceReport(**json.loads(text)) for text in texts if text is not None])
@@ -135,14 +148,14 @@ def agree_on_devices(
         store.decide_at_zero(_KEY, info, text, decide, subject="the devices", timeout_s=timeout_s)
     )
     if decision is not None:
-        # The store ends with rank 0's process: let all ranks read the decision first.
+        # The store ends with rank 0's process, so rank 0 waits until all ranks have read the decision.
         store.await_all(f"{_KEY}/read", info)
         message, hint, nodes = decision
         raise DevicesError(message, hint=hint, nodes=nodes)
 
 
 def find_conflict(reports: Sequence[DeviceReport]) -> DevicesError | None:
-    """Return why the ranks can't compute together, given the report of each rank; None if they can."""
+    """Return the error about devices that are not compatible, given all reports; None if they are."""
     failed = [rank for rank, report in enumerate(reports) if report.trouble]
     if failed:
         first = reports[failed[0]]
@@ -152,12 +165,13 @@ def find_conflict(reports: Sequence[DeviceReport]) -> DevicesError | None:
 
 
 def _find_other_kind(reports: Sequence[DeviceReport]) -> DevicesError | None:
-    """Return a conflict if the ranks have several device types or backends."""
+    """Return an error if not all ranks have the same device type and backend, else None."""
     kinds = Counter((report.kind, report.backend) for report in reports)
     if len(kinds) <= 1:
         return None
 
-    # A rank without its GPU falls back to the CPU, so ranks on CPUs are wrong even if they are many.
+    # Blame ranks on CPUs even if they are the majority: a rank that sees no GPU falls back to the CPU.
+    # Among GPUs (or CPUs alone), the most frequent backend counts as right.
     usual = max(kinds, key=lambda kind: (kind[0] != "cpu", kinds[kind]))
     odd_ranks = [rank for rank, report in enumerate(reports) if (report.kind, report.backend) != usual]
     first = reports[odd_ranks[0]]
@@ -167,7 +181,7 @@ def _find_other_kind(reports: Sequence[DeviceReport]) -> DevicesError | None:
 
 
 def _find_shared_gpu(reports: Sequence[DeviceReport]) -> DevicesError | None:
-    """Return a conflict if two ranks have the same GPU."""
+    """Return an error if two ranks have the same GPU, else None."""
     owners: dict[str, int] = {}
     for rank, report in enumerate(reports):
         owner = owners.setdefault(report.identity, rank) if report.identity else rank
@@ -181,7 +195,14 @@ def _find_shared_gpu(reports: Sequence[DeviceReport]) -> DevicesError | None:
 
 
 def _conflict(reports: Sequence[DeviceReport], ranks: Sequence[int], text: str, hint: str) -> DevicesError:
-    """Return the error about `ranks`: `text` about the first of them, and the hosts of the others."""
+    """Return an error whose message is about the first of `ranks`, and lists the hosts of the others.
+
+    Args:
+        reports: the reports of all ranks.
+        ranks: the ranks that have the problem.
+        text: the problem, as a sentence that follows the first rank and its host.
+        hint: the remedy.
+    """
     first = ranks[0]
     hosts = list(dict.fromkeys(reports[rank].host for rank in ranks[1:]))
     where = first_items(hosts, 8, rest=", ...")

@@ -17,14 +17,19 @@ _FOUND = "slurmddp/found"
 
 
 def check_interfaces(info: RankInfo, backend: str | None) -> None:
-    """Raise MismatchError if the user has named an interface that can't lead to the other ranks."""
-    # Emulated nodes meet on the loopback of this machine.
+    """Check the network interfaces that environment variables of gloo or NCCL name.
+
+    Raises:
+        MismatchError: an interface does not exist here, or does not lead to other nodes.
+    """
+    # Ranks of emulated nodes, and ranks that meet at a loopback address, are all on this machine. Then the
+    # loopback interface is right too, as with one node.
     nodes = 1 if info.emulated or is_loopback(info.master_addr or "") else info.nodes
     check_named(os.environ, backend, nodes, [name for _, name in socket.if_nameindex()])
 
 
 def name_interface(info: RankInfo, store: dist.Store) -> None:
-    """Set GLOO_SOCKET_IFNAME to the interface that leads to rank 0's node, unless the user has set it."""
+    """Set GLOO_SOCKET_IFNAME, unless it is set, to the interface that leads to rank 0's node."""
     address = _address_of_rank_zero(info, store)
     if os.environ.get(GLOO_VARIABLE) or address is None:
         return
@@ -35,10 +40,10 @@ def name_interface(info: RankInfo, store: dist.Store) -> None:
 
 
 def _address_of_rank_zero(info: RankInfo, store: dist.Store) -> str | None:
-    """Return the address of rank 0's node; None if torchrun's name for the node no longer resolves.
+    """Return the IP address of rank 0's node; None if its name (MASTER_ADDR of torchrun) does not resolve.
 
-    Under torchrun, rank 0's node may resolve its own name to loopback. The ranks there then take the address
-    that another rank has found.
+    Rank 0's node may resolve its own name to a loopback address. Under torchrun, a rank that finds a loopback
+    address therefore uses the address that another rank has found and written to the store.
     """
     if info.nodes == 1:
         return LOOPBACK.text
@@ -51,7 +56,8 @@ def _address_of_rank_zero(info: RankInfo, store: dist.Store) -> str | None:
 
     store.set(f"{_FOUND}/{info.rank}", address)
     if is_loopback(address) and not is_loopback(info.master_addr or ""):
-        # If a rank does not answer in time, keep the loopback address.
+        # `get` raises RuntimeError if a rank has not written its address in time. Then keep the loopback
+        # address.
         with contextlib.suppress(RuntimeError):
             addresses = (store.get(f"{_FOUND}/{rank}").decode() for rank in range(info.world_size))
             address = next((text for text in addresses if text and not is_loopback(text)), address)

@@ -26,23 +26,23 @@ _SHOWN = 8
 
 
 class Participants:
-    """The ranks of one launch, as their entries in the store show them."""
+    """The ranks that take part in the rendezvous of one launch, by their entries in the store."""
 
     def __init__(self, store: dist.Store, info: RankInfo) -> None:
         self._store = SignedStore(store, info.launch_id)
         self._info = info
 
     def join(self) -> None:
-        """Record that this rank has joined.
+        """Record in the store that this rank has joined.
 
         Raises:
-            MismatchError: another process has joined as the same rank; both would hang in a collective.
+            MismatchError: another process has joined with the same rank number.
         """
         rank = self._info.rank
         entry = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}"
         if self._store.compare_set(_key(rank), entry) != entry:
             raise MismatchError(
-                f"Two processes of launch {self._info.launch_id} say that they are rank {rank}.",
+                f"Two processes of launch {self._info.launch_id} have joined as rank {rank}.",
                 hint="Start each rank once: one srun, and no RANK or SLURM_PROCID set by hand.",
             )
 
@@ -50,39 +50,41 @@ class Participants:
         if nodes and nodes[rank] != self._info.node_rank:
             self._store.set(_SCATTERED, "1")
 
-        # Count last: a rank that is counted has written its entries.
+        # Increase the counter after the entries are written, so that a full counter means that all are there.
         self._store.add(_COUNT, 1)
 
     def are_complete(self) -> bool:
         """Return whether all ranks have joined."""
-        # The counter is cheap to poll but unsigned, so any process could have changed it.
+        # Polling one counter is cheap, but counters are not signed: another process may have changed it. So
+        # check the signed entries once the counter is full.
         if self._store.add(_COUNT, 0) < self._info.world_size:
             return False
         return not self._absent()
 
     def outcome(self) -> str | None:
-        """Return COMPLETE, STOPPED or the reason of a failure; None while ranks may still join."""
+        """Return how the rendezvous ended: COMPLETE, STOPPED or an error message; None before its end."""
         return self._store.get(_OUTCOME)
 
     def decide(self, outcome: str) -> str:
-        """Set the outcome unless another rank has set it before; return the outcome that holds."""
+        """Set the outcome, unless a rank has already set one; return the outcome in the store."""
         return self._store.compare_set(_OUTCOME, outcome)
 
     def confirm_outcome(self) -> None:
-        """Record that this rank has read an outcome after which rank 0 exits."""
+        """Record that this rank has read an outcome other than COMPLETE, after which rank 0 exits."""
         self._store.add(_READ, 1)
 
     def have_all_read(self) -> bool:
-        """Return whether all ranks that have joined have confirmed the outcome."""
+        """Return whether all ranks that have joined, except rank 0, have called `confirm_outcome`."""
         return self._store.add(_READ, 0) >= self._store.add(_COUNT, 0) - 1
 
     def missing(self) -> str:
-        """Return a sentence that names the missing ranks, by host if hosts hold blocks of ranks."""
+        """Return a sentence that names the missing ranks, with their hosts if these are known."""
         ranks = self._absent()
         shown = ranks[:_SHOWN]
         more = ", ..." if len(ranks) > _SHOWN else ""
 
-        # A missing rank has not reported its node, so its host is known only if nodes hold blocks of ranks.
+        # A missing rank has not reported its node. Its host follows from its number only if each node has
+        # consecutive ranks.
         nodes = self._nodes_in_blocks()
         if self._info.nodes == 1 or not nodes or self._store.get(_SCATTERED) is not None:
             named = f"rank {', '.join(map(str, shown))}"
@@ -101,7 +103,7 @@ class Participants:
         return [rank for rank, entry in enumerate(entries) if entry is None]
 
     def _nodes_in_blocks(self) -> list[int]:
-        """Return the node of each rank if each node holds a block of ranks; empty if that is unknown."""
+        """Return the node of each rank if nodes have consecutive ranks; empty if that is unknown."""
         info = self._info
         tasks = info.tasks or (info.local_world_size,) * info.nodes
         nodes = [node for node, count in enumerate(tasks) for _ in range(count)]

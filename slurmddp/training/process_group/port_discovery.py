@@ -33,7 +33,7 @@ _POLL_S = 0.002
 
 @dataclass
 class _PortRequest:
-    """A caller with an incomplete request."""
+    """A connected caller whose request has not arrived completely."""
 
     since: float
     """When it connected, by the monotonic clock."""
@@ -42,7 +42,7 @@ class _PortRequest:
 
 @dataclass(frozen=True)
 class Handshake:
-    """The messages by which the ranks of a launch recognise each other before they have met."""
+    """The request for the port of rank 0's store and its response, in the form of one launch."""
 
     launch_id: str
     secret: str = field(default_factory=lambda: os.environ.get(SECRET_VARIABLE, ""), repr=False)
@@ -53,11 +53,11 @@ class Handshake:
         return candidate_ports(self.launch_id)
 
     def publish(self, port: int) -> bool:
-        """Write the port at which rank 0 answers to the attempt's folder; return False if that fails."""
+        """Write the port at which rank 0 answers to the attempt's folder; return whether that succeeded."""
         return RunContext.read(os.environ).publish_port(self._published_as, port)
 
     def published(self) -> list[int]:
-        """Return the port that rank 0 has published; empty if it has published none."""
+        """Return the port that `publish` has written, as a list; empty if there is none."""
         return RunContext.read(os.environ).published_ports(self._published_as)
 
     @property
@@ -65,15 +65,15 @@ class Handshake:
         return f"ranks of {self.launch_id}"
 
     def request(self) -> bytes:
-        """Return the message of a rank that asks for the port."""
+        """Return the message with which a rank asks for the port, without a newline."""
         return _PREFIX + self._token("token")
 
     def response(self, store_port: int) -> bytes:
-        """Return rank 0's answer to a rank of its launch."""
+        """Return rank 0's answer to a rank of its launch, with the port of the store."""
         return _PREFIX + b"%d " % store_port + self._token(f"store on port {store_port}")
 
     def port_in(self, response: bytes) -> int | None:
-        """Return the store's port if rank 0 of this launch sent `response`, else None."""
+        """Return the store's port in `response`; None unless rank 0 of this launch sent it."""
         number = response.removeprefix(_PREFIX).split(b" ")[0]
         if number.isdigit() and hmac.compare_digest(response, self.response(int(number))):
             return int(number)
@@ -86,10 +86,13 @@ class Handshake:
 
 
 class PortServer:
-    """Rank 0's listener; it serves many callers at once, so that a silent caller delays no rank."""
+    """Rank 0's server, which sends the port of the store to ranks that ask; a context manager.
+
+    It serves many callers at once, so that a silent caller delays no rank.
+    """
 
     def __init__(self, address: Address, handshake: Handshake) -> None:
-        """Listen on the first candidate port that is free."""
+        """Listen on the first free port of `handshake.ports`."""
         self._handshake = handshake
         self._callers: dict[socket.socket, _PortRequest] = {}
         self._listener = listen(address, handshake.ports, handshake.publish)
@@ -108,7 +111,10 @@ class PortServer:
         self._listener.close()
 
     def answer(self, store_port: int) -> None:
-        """Answer callers that have asked: the port to ranks of this launch, `other` to other programs."""
+        """Serve the callers for `_POLL_S` seconds at most: accept connections, and answer complete requests.
+
+        Ranks of this launch get `store_port`, other programs the word `other`.
+        """
         now = time.monotonic()
         for key, _ in self._selector.select(_POLL_S):
             if key.fileobj is self._listener:
@@ -121,14 +127,14 @@ class PortServer:
                 self._drop(connection)
 
     def _accept(self, now: float) -> None:
-        # Endless callers must not keep rank 0 from its store.
+        # Limit the loop, so that a stream of callers can't keep rank 0 from polling its store.
         for _ in range(_MAX_CALLERS):
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError:
-                # The caller has gone, or this process has no descriptor left.
+                # The caller has closed the connection, or this process has no free file descriptor.
                 self._drop_oldest()
                 return
 
@@ -152,7 +158,7 @@ class PortServer:
                 response = self._handshake.response(store_port)
             connection.send(response + b"\n")
         except OSError:
-            # The caller has gone; a rank of this launch asks again.
+            # The caller has closed the connection. If it was a rank of this launch, it will ask again.
             pass
 
         self._drop(connection)
@@ -170,7 +176,11 @@ class PortServer:
 def ask_for_port(
     address: Address, port: int, handshake: Handshake, timeout_s: float = _ANSWER_S
 ) -> int | None:
-    """Return the store's port if rank 0 of this launch answers at `port` within `timeout_s`, else None."""
+    """Ask at `address` and `port` for the port of rank 0's store.
+
+    Returns:
+        The store's port; None unless rank 0 of this launch answers within `timeout_s` seconds.
+    """
     try:
         with socket.create_connection((address.text, port), timeout=timeout_s) as connection:
             connection.sendall(handshake.request() + b"\n")
@@ -180,10 +190,10 @@ def ask_for_port(
 
 
 def _read_line(connection: socket.socket, timeout_s: float) -> bytes:
-    """Read up to a newline within `timeout_s`; stop early at a line that is too long for a response."""
+    """Return the next line without its newline; at most `_LINE_BYTES` bytes, within `timeout_s` seconds."""
     line = b""
     deadline = time.monotonic() + timeout_s
-    # The socket restarts its own time-out with each byte that arrives.
+    # The time-out of a socket is for one `recv`, so set it to the time that is left before each call.
     while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         received = connection.recv(_LINE_BYTES - len(line))

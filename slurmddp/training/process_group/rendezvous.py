@@ -54,7 +54,7 @@ _NAMES_HINT = (
     "Most likely this node's name server does not answer: see how long `getent hosts ADDRESS` takes for an "
     "address of rank 0's node, and mend /etc/resolv.conf or add the nodes to /etc/hosts."
 )
-_LOGS_HINT = "The logs of the missing ranks say why they did not start."
+_LOGS_HINT = "The logs of the missing ranks show why they did not start."
 
 
 def open_store(
@@ -64,17 +64,17 @@ def open_store(
     *,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dist.Store:
-    """Return the store that all ranks of this launch share, once every rank has joined.
+    """Wait until all ranks of this launch have joined, and return the store that they share.
 
     Args:
-        info: this rank; with a `master_port`, the ranks meet at that port, as under torchrun.
+        info: this rank. If it has a `master_port`, as under torchrun, the ranks meet at that port.
         timeout_s: seconds to wait for the other ranks.
-        init_method: `tcp://host:port` of rank 0, or `file:///path`; None: from the environment.
-        stopped: returns whether this rank was asked to stop; polled while it waits.
+        init_method: `tcp://host:port` of rank 0, or `file:///path`; None: as the environment says.
+        stopped: returns whether this rank was asked to stop; polled while this rank waits.
 
     Raises:
         ConfigError: the file of `init_method` is damaged.
-        MismatchError: rank 0's host is wrong, or two processes have the same rank.
+        MismatchError: the name of rank 0's host does not resolve, or two processes have the same rank.
         StoppedAtCheckpoint: on all ranks that have joined, if any of them was asked to stop.
         SlurmddpError: ranks are missing after `timeout_s`; the message names them.
     """
@@ -93,12 +93,13 @@ def open_store(
         if outcome != COMPLETE:
             participants.confirm_outcome()
     except RuntimeError as error:
-        # Rank 0's process, which holds the store, ends early if the ranks are asked to stop.
+        # The store ended with rank 0's process. If this rank was asked to stop, rank 0 probably was too, so
+        # this is a stop and no failure.
         if stopped():
             raise _stopped_early() from error
 
         raise RankFailure(
-            f"Rank 0 exited while rank {info.rank} waited for the others.", hint="Rank 0's log says why."
+            f"Rank 0 exited while rank {info.rank} waited for other ranks.", hint="Rank 0's log shows why."
         ) from error
 
     _require_complete(outcome, _LOGS_HINT)
@@ -114,12 +115,12 @@ def _require_complete(outcome: str, hint: str) -> None:
 
 def _stopped_early() -> StoppedAtCheckpoint:
     return StoppedAtCheckpoint(
-        "Stopped before the ranks had met.", hint="The next start begins with the rendezvous again."
+        "Stopped before all ranks had joined.", hint="The next attempt starts the ranks again."
     )
 
 
 class _Notice:
-    """Decide when a waiting rank logs that it waits."""
+    """Timer for the log lines of a waiting rank: the first after 3 s, later ones 10 s apart."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + _NOTICE_S[0]
@@ -133,12 +134,13 @@ class _Notice:
 
 
 def environment_with(environ: Mapping[str, str], init_method: str | None) -> Mapping[str, str]:
-    """Return `environ` with the address of rank 0 that an `init_method` replaces, and the id of the launch.
+    """Return a copy of `environ` in which MASTER_ADDR and MASTER_PORT follow from `init_method`, if given.
 
-    Ranks of one mpiexec on one node have one ancestor, whose pid and start time give their id.
+    For ranks that one mpiexec started on one node, it also sets the pid and the start time of mpiexec, from
+    which the id of their launch follows.
 
     Raises:
-        ConfigError: the method is not `env://`, `tcp://host:port` or `file:///path`.
+        ConfigError: `init_method` is not `env://`, `tcp://host:port` or `file:///path`.
     """
     if mpi.is_on_one_node(environ):
         launcher = process.starter(environ, mpi.PMI_VARIABLES)
@@ -163,10 +165,10 @@ def environment_with(environ: Mapping[str, str], init_method: str | None) -> Map
 
 
 def _given_store(info: RankInfo, timeout_s: float, init_method: str) -> dist.Store:
-    """Return the store at the place that torchrun or the user has named."""
+    """Return the store at the address or file that torchrun or the user has named."""
     is_file = init_method.startswith("file:")
     if not is_file:
-        # Raise at once for an unknown host: torch would look for it until the time-out.
+        # Raise at once if the host name does not resolve: torch would retry until the time-out.
         resolve(urlsplit(init_method).hostname or info.master_addr or "localhost")
 
     try:
@@ -187,14 +189,16 @@ def _given_store(info: RankInfo, timeout_s: float, init_method: str) -> dist.Sto
 
 
 def _open_given(info: RankInfo, timeout: timedelta, init_method: str) -> dist.Store:
-    """Open the store of an `init_method` in torch, without waiting for other ranks."""
+    """Return torch's store for `init_method`, opened without waiting for other ranks."""
     if init_method.startswith("file:"):
         path = urlsplit(init_method).path
         _refuse_damaged(path)
-        # Without a number of ranks torch never deletes the file, which a rank of a later start may use.
+        # Given a number of ranks, torch deletes the file when the last one closes it, and a rank of a later
+        # start might already use it. With -1 torch never deletes the file.
         return dist.FileStore(path, -1)
 
-    # The agent of torchrun holds the store, so that no rank opens it.
+    # torchrun's agent already serves a store at this address. torch's own `rendezvous` connects all ranks to
+    # it as clients.
     if init_method == "env://" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store: dist.Store = next(rendezvous("env://", info.rank, info.world_size, timeout=timeout))[0]
         return store
@@ -206,12 +210,12 @@ def _open_given(info: RankInfo, timeout: timedelta, init_method: str) -> dist.St
 
 
 def _refuse_damaged(path: str) -> None:
-    """Raise ConfigError if the file is not a whole store of torch, which torch would read without end.
+    """Raise ConfigError if the file is not a complete FileStore of torch: reading it would never end.
 
-    torch's FileStore writes keys and values in turn, each after its length in 4 bytes.
+    A FileStore is a sequence of keys and values in turn, each preceded by its length in 4 bytes.
     """
     with suppress(OSError), open(path, "rb") as file:
-        # Another rank may be writing; torch locks the file in the same way.
+        # Another rank may be writing the file. torch takes the same lock while it writes.
         fcntl.flock(file, fcntl.LOCK_SH)
         size = os.fstat(file.fileno()).st_size
 
@@ -222,14 +226,14 @@ def _refuse_damaged(path: str) -> None:
             parts += 1
         if at != size or parts % 2:
             raise ConfigError(
-                f"{path} (init_method) is not a whole store of torch: a rank was killed "
-                "while it wrote the file, or the file is of another program.",
+                f"{path} (init_method) is not a complete FileStore of torch: a rank was killed "
+                "while it wrote the file, or another program wrote it.",
                 hint="Delete the file, or name one that does not exist.",
             )
 
 
 def _host(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.TCPStore:
-    """Open the store on rank 0, and send its port to the other ranks until all have joined."""
+    """Open the store on rank 0, send its port to the other ranks until all have joined, and return it."""
     began = time.monotonic()
     address, store = _serve(info)
     is_slow = _warn_if_slow(time.monotonic() - began)
@@ -244,14 +248,14 @@ def _host(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.
             elif time.monotonic() > deadline:
                 participants.decide(participants.missing())
             elif notice.is_due():
-                _log.warning("still waiting: %s The other ranks wait for them.", participants.missing())
+                _log.warning("still waiting for missing ranks: %s", participants.missing())
 
             server.answer(store.port)
 
         outcome = participants.decide(COMPLETE)
         if outcome != COMPLETE:
-            # The store ends with this process: let the other ranks read the outcome first, also a rank that
-            # joins only now.
+            # An error ends this process and with it the store. So let the other ranks read the outcome first.
+            # Keep answering meanwhile, so that a rank that joins late reads it too.
             decided = time.monotonic()
             while time.monotonic() < decided + (2 * _POLL_S if participants.have_all_read() else _READ_S):
                 server.answer(store.port)
@@ -262,14 +266,14 @@ def _host(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.
 
 
 def _serve(info: RankInfo) -> tuple[Address, dist.TCPStore]:
-    """Open the store on the first of rank 0's addresses that belongs to this machine; return both."""
+    """Open the store on the first of rank 0's addresses that this machine has; return address and store."""
     listener = listen_as_rank_zero(info, [0])
     host, port = listener.getsockname()[:2]
     options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
     if _torch_version() >= (2, 8):
         options["master_listen_fd"] = listener.detach()
     else:
-        # Older versions accept no socket, and listen on all addresses of the machine.
+        # Older versions of torch can't take over a socket. They choose a port and listen on all addresses.
         listener.close()
         port = 0
 
@@ -277,7 +281,10 @@ def _serve(info: RankInfo) -> tuple[Address, dist.TCPStore]:
 
 
 def _warn_if_slow(seconds: float) -> bool:
-    """Warn if the connection to the store was slow: torch looks up the address's name for its log."""
+    """Log a warning if torch took more than `_SLOW_S` to connect to its store; return whether it did.
+
+    torch looks up the host name of the address for its log, which is slow if the name server is down.
+    """
     if seconds > _SLOW_S:
         _log.warning("torch took %.0f s to connect to its store. %s", seconds, _NAMES_HINT)
 
@@ -289,7 +296,10 @@ def _torch_version() -> tuple[int, ...]:
 
 
 def _find_store(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.TCPStore:
-    """Ask at rank 0's ports until rank 0 answers, then connect to the store: on any other rank."""
+    """Ask at the ports where rank 0 may listen until rank 0 answers; return a connection to its store.
+
+    Ranks other than 0 call it.
+    """
     addresses = find_rank_zero(info)
     handshake = Handshake(info.launch_id)
     notice = _Notice()
@@ -299,7 +309,8 @@ def _find_store(info: RankInfo, deadline: float, stopped: Callable[[], bool]) ->
 
     while True:
         ports = handshake.ports
-        # Read the published port from the disk only if rank 0 is late.
+        # Rank 0 publishes its port in a file if all ports of the list were in use. Reading it may be slow, so
+        # start only after a few seconds.
         if time.monotonic() - began > _NOTICE_S[0]:
             ports = [*handshake.published(), *ports]
 
@@ -332,15 +343,15 @@ def _connect(address: Address, port: int, deadline: float) -> dist.TCPStore:
     except RuntimeError as error:
         raise RankFailure(
             f"Rank 0 answered on {address.text}, but its store on port {port} does not.",
-            hint="Rank 0 died just now (its log says why), or a firewall between the nodes closes that port.",
+            hint="Rank 0 died just now (its log shows why), or a firewall between nodes blocks that port.",
         ) from error
 
 
 def _await_outcome(
     participants: Participants, info: RankInfo, deadline: float, stopped: Callable[[], bool]
 ) -> str:
-    """Return the outcome of the rendezvous once rank 0 or a stop has decided it."""
-    # A blocking wait inside the store would keep Python from handling signals.
+    """Wait until the outcome of the rendezvous is set, and return it; set STOPPED if asked to stop."""
+    # Poll, because Python runs no signal handlers during a blocking wait inside the store.
     pause_s = 0.002
     while (outcome := participants.outcome()) is None:
         if stopped():
@@ -348,7 +359,7 @@ def _await_outcome(
 
         if time.monotonic() > deadline:
             raise SlurmddpError(
-                f"Rank {info.rank} found rank 0, which did not see all {info.world_size} ranks in time.",
+                f"Rank {info.rank} found rank 0, but not all {info.world_size} ranks joined in time.",
                 hint=_LOGS_HINT,
             )
 

@@ -40,7 +40,7 @@ _joined: list[object] = []
 
 @dataclass(frozen=True)
 class RankContext:
-    """A rank of a launch: its number, its device, and its connection to the other ranks."""
+    """This process as a rank: its number, its device, and its connection to the other ranks."""
 
     info: RankInfo
     device: torch.device
@@ -61,9 +61,10 @@ def start(
     collective_timeout_s: float = 1800.0,
     stopped: Callable[[], bool] = lambda: False,
 ) -> RankContext:
-    """Make this process the rank that `info` describes; return when all ranks have met.
+    """Set up this process as the rank that `info` describes, and join the process group of all ranks.
 
-    A default process group that the program has initialised is used as it is, and `finish` leaves it open.
+    If the program has already initialised torch's default process group, that group is used, and `finish`
+    leaves it open.
 
     Args:
         info: this rank, from `detect`.
@@ -71,13 +72,14 @@ def start(
         init_method: `tcp://host:port` or `file:///path`, where the ranks meet; None: from the environment.
         rendezvous_timeout_s: seconds to wait for ranks that have not joined.
         collective_timeout_s: seconds that a collective may take.
-        stopped: returns whether this rank was asked to stop; polled while it waits for others.
+        stopped: returns whether this rank was asked to stop; polled while it waits for other ranks.
 
     Raises:
         DevicesError: on all ranks, if a rank has no device or the devices are not compatible.
         SlurmddpError: ranks are missing after `rendezvous_timeout_s`.
         StoppedAtCheckpoint: on all ranks, if any rank was asked to stop before all had met.
-        MismatchError: the settings contradict each other, or an existing process group.
+        MismatchError: two processes have the same rank, a host or network interface is wrong, or an
+            existing process group has another rank or number of ranks than `info`.
     """
     group_backend = _check_group(info) if dist.is_initialized() else None
     undo = contextlib.ExitStack()
@@ -99,7 +101,7 @@ def start(
         check_interfaces(info, context.backend)
         store = open_store(info, rendezvous_timeout_s, init_method, stopped=stopped)
         name_interface(info, store)
-        # A rank without a device has come so far, so that all ranks raise the same error here.
+        # A rank that found no device has not raised yet. It reports here, and all ranks raise the same error.
         agree_on_devices(SignedStore(store, info.launch_id), info, report)
         return _join_group(context, store, collective_timeout_s)
     except BaseException:
@@ -108,10 +110,10 @@ def start(
 
 
 def finish(context: RankContext) -> None:
-    """Leave the process group and undo the changes of `start`; calling it again does nothing.
+    """Destroy the process group that `start` initialised, and restore environment variables and threads.
 
-    Call it at an orderly end only. After an error a rank should exit at once: the other ranks may wait in a
-    collective that this rank will never join.
+    Further calls do nothing. Call it at an orderly end only. After an error a rank should exit at once: the
+    other ranks may wait in a collective that this rank will never join.
     """
     context.undo.close()
 
@@ -125,7 +127,12 @@ def _restore(variables: Mapping[str, str | None]) -> None:
 
 
 def _check_group(info: RankInfo) -> str:
-    """Return the backend of the program's process group; raise SlurmddpError if the group can't be used."""
+    """Return the backend of the group that the program initialised; `auto` if it is not gloo or nccl.
+
+    Raises:
+        SlurmddpError: a Distributon that is not closed initialised the group.
+        MismatchError: rank or world size of the group differ from `info`.
+    """
     if dist.group.WORLD in _joined:
         raise SlurmddpError(
             "Another Distributon of this process has not been closed.",
@@ -149,7 +156,7 @@ def _check_group(info: RankInfo) -> str:
 
 
 def _store_of_group() -> dist.Store:
-    """Return the store of the default process group."""
+    """Return the store of the default process group, without torch's prefixes."""
     store: dist.Store = dist.distributed_c10d._get_default_store()
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
@@ -158,7 +165,11 @@ def _store_of_group() -> dist.Store:
 
 
 def _join_group(context: RankContext, store: dist.Store, timeout_s: float) -> RankContext:
-    """Initialise the default process group with the ranks that share `store`."""
+    """Initialise the default process group with the ranks that share `store`.
+
+    Returns:
+        `context` with the store.
+    """
     info = context.info
     timeout = timedelta(seconds=timeout_s)
     store.set_timeout(timeout)
@@ -172,7 +183,8 @@ def _join_group(context: RankContext, store: dist.Store, timeout_s: float) -> Ra
     )
 
     _joined.append(dist.group.WORLD)
-    # Undone in reverse order: destroy the group, then keep the store open for the other ranks.
+    # Callbacks run in reverse order: first destroy the group, then keep the store open until the other
+    # ranks have left.
     context.undo.callback(_joined.clear)
     context.undo.callback(SignedStore(store, info.launch_id).await_all, "slurmddp/left", info, _LEAVE_S)
     context.undo.callback(_destroy_group)

@@ -35,12 +35,13 @@ _TRIES = 16
 
 
 class SignedStore:
-    """Read and write values of one launch's ranks in `store`.
+    """View of a store of torch in which ranks of one launch read only values that they have signed.
 
     Args:
         store: a store of torch.
-        launch_id: the launch, to which the values are bound.
-        secret: by default the attempt's secret; if empty, values are neither signed nor checked.
+        launch_id: the id of the launch. Values that another launch signed are ignored.
+        secret: the secret for the signatures, by default the secret of the attempt. If it is empty, values
+            are neither signed nor checked.
     """
 
     def __init__(self, store: Any, launch_id: str, secret: str | None = None) -> None:
@@ -54,14 +55,14 @@ class SignedStore:
         self._store.set(key, self._signed(key, value))
 
     def get(self, key: str) -> str | None:
-        """Return the value that a rank of this launch has set, or None."""
-        # `get` of a missing key would block until the time-out.
+        """Return the value of `key`; None if no rank of this launch has set it. Does not wait."""
+        # Check first, because torch's `get` waits for a missing key until the time-out of the store.
         if not self._store.check([key]):
             return None
         return self._value(key, bytes(self._store.multi_get([key])[0]))
 
     def get_all(self, keys: Sequence[str]) -> list[str | None]:
-        """Return the values that ranks of this launch have set; None for a missing value."""
+        """Return one value per key; None for a key that no rank of this launch has set. Does not wait."""
         set_keys = list(keys)
         if not self._store.check(set_keys):
             set_keys = [key for key in keys if self._store.check([key])]
@@ -71,17 +72,20 @@ class SignedStore:
         return [values.get(key) for key in keys]
 
     def wait(self, keys: Sequence[str], timeout_s: float) -> list[str | None]:
-        """Return the values once all are set; after `timeout_s` seconds, None for each missing value.
+        """Wait until all keys are set, at most `timeout_s` seconds, and return their values.
+
+        Returns:
+            One value per key; None for a key that is not set in time.
 
         Raises:
-            RuntimeError: the store is gone.
+            RuntimeError: the connection to the store is lost.
         """
         deadline = time.monotonic() + timeout_s
-        # After a time-out, `get_all` finds which keys are missing.
+        # Ignore torch's error at a time-out: `get_all` below returns None for the missing keys.
         with suppress(dist.DistStoreError):
             self._store.wait(list(keys), timedelta(seconds=timeout_s))
 
-        # A value that another process has set ends torch's wait, but doesn't count.
+        # torch's wait also ends at values of foreign processes, which `get_all` rejects. Then poll.
         while None in (values := self.get_all(keys)) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
@@ -97,7 +101,9 @@ class SignedStore:
         subject: str,
         timeout_s: float,
     ) -> str:
-        """Let rank 0 decide on the values of all ranks; return the decision. Every rank calls it.
+        """Gather a value of each rank on rank 0, which decides; return the decision on all ranks.
+
+        Every rank calls it.
 
         Args:
             key: the key of the decision; the value of rank r has the key `{key}/{r}`.
@@ -108,7 +114,7 @@ class SignedStore:
             timeout_s: seconds that rank 0 waits for the values.
 
         Raises:
-            RankFailure: rank 0 has exited, or sends no decision.
+            RankFailure: rank 0 has exited, or sent no decision within `timeout_s` + 10 seconds.
         """
         decision: str | None = None
         lost: RuntimeError | None = None
@@ -121,19 +127,19 @@ class SignedStore:
             else:
                 (decision,) = self.wait([key], timeout_s + _RANK_ZERO_S)
         except RuntimeError as error:
-            # Rank 0's process holds the store.
+            # The store ends with rank 0's process; raise a RankFailure below.
             lost = error
 
         if decision is None:
             raise RankFailure(
                 f"Rank 0 has exited, or sent no decision on {subject} within {timeout_s + _RANK_ZERO_S:g} s.",
-                hint="The log of rank 0 says why.",
+                hint="The log of rank 0 shows why.",
             ) from lost
 
         return decision
 
     def compare_set(self, key: str, value: str) -> str:
-        """Set the value unless a rank of this launch was first; return the value that holds."""
+        """Set the value, unless a rank of this launch has already set one; return the value in the store."""
         signed = self._signed(key, value)
         expected = b""
         for _ in range(_TRIES):
@@ -142,22 +148,23 @@ class SignedStore:
             if stored_value is not None:
                 return stored_value
 
-            # Another process has set the value: replace it.
+            # A process outside the launch has set this value: replace it in the next try.
             expected = stored
 
         return value
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter and return it; counters are unsigned, so any process can change them."""
+        """Add `amount` to a counter and return its new value. Counters are not signed."""
         return int(self._store.add(key, amount))
 
     def await_all(self, key: str, info: RankInfo, timeout_s: float = READ_S) -> None:
-        """Count this rank at `key`; rank 0 waits until all ranks have counted, at most `timeout_s` seconds.
+        """Increase the counter `key` by 1; on rank 0, also wait until all ranks have done so.
 
-        The store ends with rank 0's process, so rank 0 calls this before it exits.
+        Rank 0 waits at most `timeout_s` seconds. It calls this before it exits, because the store ends with
+        its process.
         """
         deadline = time.monotonic() + timeout_s
-        # A rank that comes late finds the store of rank 0 closed.
+        # After its time-out rank 0 exits, so a late rank may find the store closed; nobody waits for it then.
         with suppress(RuntimeError):
             count = self.add(key, 1)
             while info.rank == 0 and count < info.world_size and time.monotonic() < deadline:
@@ -170,19 +177,22 @@ class SignedStore:
         return f"{self._mac(key, value)}:{value}"
 
     def _value(self, key: str, stored: bytes) -> str | None:
-        """Return the value in a stored text if a rank of this launch has signed it; otherwise warn once."""
+        """Return the value in `stored` if a rank of this launch has signed it.
+
+        Otherwise return None, and log a warning once per key.
+        """
         text = stored.decode(errors="replace")
         if not self._key:
             return text
 
         mac, _, value = text.partition(":")
-        # `compare_digest` raises TypeError for other texts.
+        # Check for ASCII first, because `compare_digest` raises TypeError for other texts.
         if mac.isascii() and hmac.compare_digest(mac, self._mac(key, value)):
             return value
 
         if key not in self._warned:
             self._warned.add(key)
-            _log.warning("%s in torch's store was set by a process outside this run: ignored", key)
+            _log.warning("%s in torch's store is ignored: a process outside this run has set it", key)
 
         return None
 

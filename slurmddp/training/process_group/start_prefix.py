@@ -50,13 +50,17 @@ def part_of_this_start(store: dist.Store, info: RankInfo, timeout_s: float) -> d
 
 
 def _offer(store: SignedStore, info: RankInfo, deadline: float) -> str:
-    """Offer a prefix to the other ranks; return it once all have accepted."""
+    """Offer a random prefix to the other ranks, and return it once all have accepted; runs on rank 0.
+
+    Raises:
+        SlurmddpError: not all ranks have accepted before the deadline.
+    """
     prefix = secrets.token_hex(8)
     offered: list[str | None] | None = None
     store.set(_token_of(0), f"{prefix}:{info.world_size}")
     for _ in _polls(deadline):
         tokens = store.get_all([_token_of(rank) for rank in range(1, info.world_size)])
-        # A token of an earlier start is replaced once its rank has started.
+        # Tokens may be of an earlier start. A rank that starts replaces its token, so offer again then.
         if None not in tokens and tokens != offered:
             offered = tokens
             store.set(_OFFER, " ".join([prefix, *map(str, tokens)]))
@@ -71,17 +75,21 @@ def _offer(store: SignedStore, info: RankInfo, deadline: float) -> str:
     other_size = next((sentence for sentence in sizes if sentence), "")
     raise SlurmddpError(
         f"{len(missing)} of {info.world_size} ranks have not started with rank 0: rank {shown}.{other_size}",
-        hint="The logs of these ranks say why; a rank without a log was not started.",
+        hint="The logs of these ranks show why; a rank without a log was not started.",
     )
 
 
 def _accept(store: SignedStore, info: RankInfo, deadline: float) -> str:
-    """Accept the offer of rank 0 that contains this rank's token; return its prefix."""
+    """Wait for an offer that contains this rank's token, accept it, and return its prefix.
+
+    Raises:
+        SlurmddpError: there is no such offer before the deadline.
+    """
     token = f"{secrets.token_hex(8)}:{info.world_size}"
     store.set(_token_of(info.rank), token)
     for _ in _polls(deadline):
         prefix, *tokens = (store.get(_OFFER) or "none").split()
-        # An offer of an earlier start contains the token of an earlier rank.
+        # An offer of an earlier start contains other tokens, so it is ignored.
         if len(tokens) == info.world_size - 1 and tokens[info.rank - 1] == token:
             store.set(f"{_OFFER}/{prefix}/accepted-{info.rank}", "1")
             store.add(f"{_OFFER}/{prefix}/accepted", 1)
@@ -89,12 +97,12 @@ def _accept(store: SignedStore, info: RankInfo, deadline: float) -> str:
 
     raise SlurmddpError(
         f"Rank 0 has not started with rank {info.rank}.{_other_size(store, 0, info)}",
-        hint="The log of rank 0 says why.",
+        hint="The log of rank 0 shows why.",
     )
 
 
 def _other_size(store: SignedStore, rank: int, info: RankInfo) -> str:
-    """Return a sentence if `rank` counts another number of ranks than this one; else an empty text."""
+    """Return a sentence if `rank` has another WORLD_SIZE than this rank, else an empty text."""
     size = (store.get(_token_of(rank)) or "").rpartition(":")[2]
     if size in ("", str(info.world_size)):
         return ""
@@ -103,7 +111,7 @@ def _other_size(store: SignedStore, rank: int, info: RankInfo) -> str:
 
 
 def _polls(deadline: float) -> Iterator[None]:
-    """Yield after each pause until the deadline; the pauses grow."""
+    """Yield at once, and then after each of a series of growing pauses, until the deadline."""
     pause_s, longest_s = _PAUSES_S
     while time.monotonic() < deadline:
         yield

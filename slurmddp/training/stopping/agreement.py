@@ -46,12 +46,12 @@ _DECISION_POLL_S = 0.01
 _STORE_TIMEOUT_S = 30.0
 _PHRASES = {TIME_LIMIT: "the time limit"}
 """The phrase for a source of a stop in a message; other sources are shown by their names."""
-_STORE_LOST = "Rank %d has lost the store on the first rank (%s): only its own signals can stop it now."
+_STORE_LOST = "Rank %d has lost the connection to torch's store (%s): only its own signals can stop it now."
 
 
 @dataclass(frozen=True)
 class StopReason:
-    """Why a training stops."""
+    """The reason why a training stops: what asked for the stop, and which rank was asked."""
 
     source: str
     """The name of a signal, STOP_FILE, TIME_LIMIT, or another request."""
@@ -61,17 +61,17 @@ class StopReason:
     """The rank that was asked to stop; None for the stop file, which asks all ranks."""
 
     def as_json(self) -> str:
-        """Return the reason as JSON, for the other ranks."""
+        """Return the reason as a JSON text, which the store passes to the other ranks."""
         return json.dumps([self.source, self.text, self.rank])
 
     @classmethod
     def from_json(cls, text: str) -> StopReason:
-        """Return the reason that `as_json` has written."""
+        """Return the reason in a text that `as_json` has returned."""
         return cls(*json.loads(text))
 
 
 def signal_reason(signals: StopSignals | None, rank: int) -> StopReason | None:
-    """Return the signal that this rank has received as a reason to stop; None without a signal."""
+    """Return a reason that names the first stop signal of this rank; None if no signal has arrived."""
     if signals is None or signals.received is None:
         return None
 
@@ -80,14 +80,14 @@ def signal_reason(signals: StopSignals | None, rank: int) -> StopReason | None:
 
 
 def file_reason(stop_file: Path | None) -> StopReason | None:
-    """Return the stop file as a reason to stop; None if there is no such file."""
+    """Return a reason that names the stop file; None if the file does not exist."""
     if stop_file is None or not is_there(stop_file):
         return None
     return StopReason(STOP_FILE, f"the file {stop_file}")
 
 
 class StopAgreement:
-    """Agree with all ranks on the last step.
+    """The agreement of all ranks on the step after which they stop, through entries in the store.
 
     All ranks create their agreements in the same order, and each calls `should_stop` once before each step.
 
@@ -95,11 +95,11 @@ class StopAgreement:
         store: torch's store; None for a single rank.
         rank: this rank.
         world_size: the number of ranks.
-        signals: the signals of this rank that mean stop.
-        stop_file: a path that means stop when it exists; on a shared file system, give it to one rank only.
-        poll_s: seconds between two polls of the store; by default 0.1, and more if there are many ranks.
+        signals: receives the signals of this rank that request a stop; None: no signal does.
+        stop_file: a path whose existence requests a stop. On a shared file system, give it to one rank only.
+        poll_s: seconds between two polls of the store; by default `max(0.1, world_size / 2000)`.
         timeout_s: seconds to wait for the other ranks to agree after a request to stop.
-        launch_id: the launch, to which the entries in the store are bound.
+        launch_id: the id of the launch. Entries of other launches in the store are ignored.
     """
 
     def __init__(
@@ -146,21 +146,22 @@ class StopAgreement:
 
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
-        # Without a store or a stop file, only signals ask for a stop, and `reason` reads them itself.
+        # The thread polls the store and the stop file. With neither, only signals and `request` can request a
+        # stop, and `should_stop` sees both without a thread.
         if self._shared or stop_file:
             self._thread = threading.Thread(target=self._watch, name="slurmddp-stop", daemon=True)
             self._thread.start()
-            # The process would abort if the interpreter ended while the thread is inside the store.
+            # End the thread before the interpreter ends: a thread inside the store would abort the process.
             atexit.register(self.close)
 
     @property
     def requested(self) -> bool:
-        """Whether this rank knows of a request to stop; other ranks may learn of it a moment later."""
+        """Whether this rank knows of a request to stop; other ranks learn of it at their next poll."""
         return self.reason is not None
 
     @property
     def reason(self) -> StopReason | None:
-        """Why the ranks stop; None without a request."""
+        """The reason of the stop; None if no stop was requested."""
         return self._reason or self._reason_on_this_rank()
 
     def request(self, source: str) -> None:
@@ -187,22 +188,22 @@ class StopAgreement:
         if self._stop_at is None or self._started >= self._stop_at:
             return True
 
-        # Another rank has started this step already, and its collectives wait for this rank.
+        # Another rank has already started this step, and its collectives need this rank to take part.
         self._started += 1
         return False
 
     def close(self) -> None:
-        """End the watcher thread; a rank whose training has finished agrees to stop at its last step."""
+        """End the watcher thread, and post this rank's last step if it has posted none."""
         self._closing.set()
 
-        # A forked child of the rank has no such thread.
+        # The watcher thread does not exist in a forked child of the rank.
         if self._thread is None or os.getpid() != self._pid:
             return
 
         self._thread.join(_STORE_TIMEOUT_S)
         self._thread = None
         atexit.unregister(self.close)
-        # Other ranks that are asked to stop wait for this rank's post.
+        # Ranks that are asked to stop from now on would wait for this rank's post until the time-out.
         if self._shared and self._lost is None:
             try:
                 self._post_last_step(self._shared)
@@ -210,7 +211,7 @@ class StopAgreement:
                 log.debug("The store is gone already.")
 
     def _post_last_step(self, shared: AgreementStore) -> None:
-        """Post the steps of a finished training, so that ranks which are asked to stop don't wait for it."""
+        """Post how many steps the finished training has started, so that no rank waits for the post."""
         others_are_missing = self._posted and self._stop_at is None
         if not self._posted:
             self._posted = True
@@ -219,18 +220,23 @@ class StopAgreement:
         if self._stop_at is None:
             shared.mark_done()
 
-        # Rank 0's process may hold the store. Without all posts there is no decision that others could read.
+        # Rank 0's process may hold the store, so it waits until the other ranks have read the decision. If
+        # posts of other ranks are missing, there is no decision to read.
         if self._rank == 0 and not others_are_missing and shared.requested():
             shared.await_all_done()
 
     def _watch(self) -> None:
-        """Run the watcher thread until the decision or `close`; no other thread uses the store meanwhile."""
+        """Poll until the last step is decided or `close` is called; the code of the watcher thread.
+
+        No other thread uses the store meanwhile.
+        """
         try:
             while not self._closing.wait(_DECISION_POLL_S if self._posted else self._poll_s):
                 if self._advance():
                     return
         except RuntimeError as error:
-            # Rank 0, which holds the store, has exited, or the network has failed.
+            # Either the process that holds the store has exited, or the network has failed. From now on this
+            # rank reacts to its own signals only.
             self._lost = error
             self._decides_alone = True
             self._decided.set()
@@ -240,7 +246,7 @@ class StopAgreement:
             self._decided.set()
 
     def _advance(self) -> bool:
-        """Request, post or read the decision, whichever is next; return whether the decision is known."""
+        """Look for a request, then post, then read the decision; return whether the decision is known."""
         if not self._posted:
             self._reason = self._read_request()
             if self._reason is None:
@@ -249,7 +255,7 @@ class StopAgreement:
             self._post()
 
         stop_at = self._shared.decision() if self._shared else self._started
-        # Rank 0 may end, and the store with it, once all ranks have read the decision.
+        # Rank 0 waits for these marks before it exits, because the store may end with its process.
         if self._shared and stop_at is not None:
             self._shared.mark_done()
 
@@ -257,7 +263,7 @@ class StopAgreement:
         return stop_at is not None
 
     def _read_request(self) -> StopReason | None:
-        """Pass a request to this rank on to all ranks; return the reason on which all ranks agree."""
+        """Return the reason of the first request of any rank, or None; publish a request to this rank."""
         if self._signals:
             self._signals.poll()
 
@@ -269,8 +275,8 @@ class StopAgreement:
         return self._shared.request(reason)
 
     def _post(self) -> None:
-        """Let this rank start no further step, and post how many it has started."""
-        # Under the lock, `should_stop` has either counted its step already or sees that it may not start it.
+        """Block further steps of this rank, and post how many steps it has started."""
+        # `should_stop` counts steps under the same lock: once `_posted` is set, `_started` is final.
         with self._lock:
             self._posted = True
 
@@ -288,7 +294,11 @@ class StopAgreement:
         return file_reason(self._stop_file)
 
     def _await_decision(self, shared: AgreementStore) -> None:
-        """Wait until the last step is known; raise RankFailure if the other ranks don't agree in time."""
+        """Wait until `_stop_at` is set.
+
+        Raises:
+            RankFailure: the store was lost, or ranks have not posted within `timeout_s`.
+        """
         self._decided.wait(self._timeout_s)
         if self._stop_at is not None:
             return
@@ -297,30 +307,31 @@ class StopAgreement:
         waiting = f"Rank {self._rank} was asked to stop{why} and waited for the others to agree"
         if self._lost:
             raise RankFailure(
-                f"{waiting}, but the store on the first rank went away: {first_line(self._lost)}"
+                f"{waiting}, but the connection to torch's store was lost: {first_line(self._lost)}",
+                hint="The process with the store, usually rank 0, has exited, or the network has failed.",
             ) from self._lost
 
         missing = ", ".join(str(rank) for rank in shared.missing())
         raise RankFailure(
             f"{waiting}; after {self._timeout_s:g} s there was no answer from rank {missing}.",
-            hint="That rank hangs or has died; its log says where.",
+            hint="A rank that does not answer hangs or has died; its log shows where.",
         )
 
 
 def _default_poll_s(world_size: int) -> float:
-    """Return at least 0.1 s, and so much that the store gets at most 2000 polls a second from all ranks."""
+    """Return the seconds between two polls of a rank: 0.1, or more to keep all ranks below 2000 polls/s."""
     return max(0.1, world_size / 2000)
 
 
 class AgreementStore:
-    """Read and write the entries of one agreement through a connection that no other code uses."""
+    """The entries of one agreement in the store, over a connection that no other code uses."""
 
     def __init__(self, store: Store, rank: int, world_size: int, launch_id: str) -> None:
         self._store = SignedStore(_second_connection(store), launch_id)
         self._rank = rank
         self._world_size = world_size
 
-        # Number the agreements of each rank, so that the ranks never read entries of an earlier agreement.
+        # All ranks create their agreements in the same order, so the same number means the same agreement.
         number = self._store.add(f"slurmddp/stop/created/{rank}", 1)
         self._prefix = f"slurmddp/stop/{number}"
 
@@ -330,19 +341,22 @@ class AgreementStore:
         return StopReason.from_json(first_text)
 
     def requested(self) -> StopReason | None:
-        """Return the reason of the first request for a stop, or None."""
+        """Return the reason of the first request of any rank; None without a request."""
         text = self._store.get(f"{self._prefix}/reason")
         if text is None:
             return None
         return StopReason.from_json(text)
 
     def post(self, started: int) -> None:
-        """Post how many steps this rank has started; it starts no further step until all have posted."""
+        """Publish how many steps this rank has started.
+
+        The caller starts no further step before `decision` returns a number.
+        """
         self._store.set(self._key(self._rank), str(started))
         self._store.add(f"{self._prefix}/posted", 1)
 
     def decision(self) -> int | None:
-        """Return the step after which all ranks stop; None while posts are missing."""
+        """Return the step after which all ranks stop: the highest post. None while posts are missing."""
         if self._store.add(f"{self._prefix}/posted", 0) < self._world_size:
             return None
 
@@ -353,11 +367,14 @@ class AgreementStore:
         return max(started)
 
     def mark_done(self) -> None:
-        """Record that this rank reads no more entries."""
+        """Record that this rank will read no more entries of this agreement."""
         self._store.add(f"{self._prefix}/done", 1)
 
     def await_all_done(self) -> None:
-        """Wait until no rank reads entries any more: rank 0's process may hold the store."""
+        """Wait until all ranks have called `mark_done`, at most `_DONE_S` seconds.
+
+        Rank 0 calls it before it exits, because its process may hold the store.
+        """
         deadline = time.monotonic() + _DONE_S
         while self._store.add(f"{self._prefix}/done", 0) < self._world_size and time.monotonic() < deadline:
             time.sleep(_DECISION_POLL_S)
@@ -371,7 +388,10 @@ class AgreementStore:
 
 
 def _second_connection(store: Store) -> Store:
-    """Connect a second time: a blocking call on the first connection would delay the watcher thread."""
+    """Return a second connection to a TCPStore, or another store itself.
+
+    A blocking call on the first connection would delay the watcher thread.
+    """
     if not isinstance(store, TCPStore):
         return store
 

@@ -1,6 +1,7 @@
 """Decide for one training whether to stop: by signals, the run's stop file, the time limit and the agreement.
 
-Nothing is installed before the first question, so that SIGTERM still ends a program that never asks.
+Signal handlers are installed by the first call of `should_stop`, so that SIGTERM still ends a program that
+never calls it.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _PAST_SAVES = 10
 
 
 class StopController:
-    """Decide once per step whether the training stops.
+    """Decider on the stop of a training: all ranks ask it once per step.
 
     Args:
-        guard: a running guard, whose signals are used too and which stays open after `close`; None opens a
-            guard at the first question.
+        guard: a running guard, whose signals request a stop too, and which stays open after `close`. None:
+            the first call of `should_stop` opens a guard.
         run: the run that this training belongs to.
     """
 
@@ -74,21 +75,23 @@ class StopController:
         stops = True
         if self._agreement is not None:
             self._steps += 1
-            # The wait for the other ranks inside `should_stop` belongs to no step.
+            # Measure from the last return of `should_stop`: it may wait for other ranks, which is no part of
+            # a step.
             if self._answered_at is not None:
                 self._pace.add_step(time.monotonic() - self._answered_at)
 
             stops = self._agreement.should_stop()
             self._answered_at = time.monotonic()
 
-        # Assign only a change: an assignment to a class empties Python's attribute caches.
+        # Assign only if the value changes, because each assignment to a class attribute invalidates Python's
+        # attribute caches for the class.
         if stops is not self.is_leaving:
             StopController.is_leaving = stops
 
         return stops
 
     def _begin(self, context: RankContext) -> None:
-        """Handle stops from now on, and gather the requests that came before the first step."""
+        """Install signal handlers, and start the agreement unless a stop was already requested."""
         if self._guard is None:
             self._guard = self._open_guard()
         signals = self._guard.signals
@@ -98,7 +101,8 @@ class StopController:
             self._folder = self._run.folder
             self._read_saves(self._folder)
 
-        # An agreement takes a moment. Gather requests from before the start, so that not even one step runs.
+        # The agreement would let a first step run before its first poll. So gather earlier requests by a
+        # collective; if there is one, no step runs.
         stop_file = self._folder.stop_file if self._folder else None
         self._reason_at_start = _first_reason(signal_reason(signals, info.rank) or file_reason(stop_file))
         if self._reason_at_start is None:
@@ -111,13 +115,14 @@ class StopController:
                 launch_id=info.launch_id,
             )
 
-        # All ranks of a job have the same deadline, so that it is enough if one rank checks it.
+        # All ranks have the same deadline, so only rank 0 checks it.
         self._guard.begin(self._check_deadline if info.rank == 0 else None)
         self._warn()
 
     def _open_guard(self) -> ExitGuard:
         stop_signals = set(STOP_SIGNALS)
-        # An agent passes Ctrl-C on to a script as SIGINT. Elsewhere it stays a KeyboardInterrupt.
+        # An agent passes Ctrl-C on to its ranks as SIGINT, which then requests a stop. Without an agent,
+        # SIGINT raises KeyboardInterrupt, as usual.
         if self._run.by_agent:
             stop_signals.add(signal.SIGINT)
 
@@ -125,11 +130,11 @@ class StopController:
         return self._opened.enter_context(ExitGuard(signals, read_limits(os.environ)))
 
     def _read_saves(self, folder: RunFolder) -> None:
-        """Learn from earlier attempts how long a save takes."""
+        """Add the durations of the last saves of earlier attempts to the measurements."""
         try:
             saves = [event for event in folder.events() if event.get("event") == "saved"]
         except SlurmddpError:
-            # Code that needs the events reports a damaged file.
+            # Durations are optional here; code that needs the events raises the error of a damaged file.
             return
 
         for event in saves[-_PAST_SAVES:]:
@@ -139,21 +144,25 @@ class StopController:
                 self._pace.add_save(paused_s + written_s)
 
     def _check_deadline(self, now: float) -> None:
-        """Request a stop at the last moment at which a save still fits; the exit guard calls it."""
+        """Request a stop once `last_safe_moment` has passed; the exit guard calls it at each of its polls.
+
+        Args:
+            now: seconds since the epoch.
+        """
         measured = replace(self._pace.measured, is_writing=self.is_writing())
-        # Read the attribute once: the main thread may close the agreement meanwhile.
+        # Keep a reference: `close` in the main thread may set the attribute to None while this thread runs.
         agreement = self._agreement
         moment = last_safe_moment(self._limits, measured)
         if agreement is None or moment is None or now < moment:
             return
 
-        # An attempt that takes no step would be requeued forever.
+        # Let each attempt take at least one step: otherwise the job would be requeued without progress.
         if self._steps > 1:
             agreement.request(TIME_LIMIT)
 
     @property
     def is_answering(self) -> bool:
-        """Whether the program has asked `should_stop`, so that its own end is no answer to a stop signal."""
+        """Whether the program has called `should_stop`, and the agreement is not closed yet."""
         return self._agreement is not None
 
     @property
@@ -161,16 +170,16 @@ class StopController:
         return self._guard.limits if self._guard is not None else TimeLimits()
 
     def saved(self, seconds: float) -> None:
-        """Record that a save took `seconds` until it was durable, so that the deadline allows for it."""
+        """Record that a save took `seconds` until it was durable; later deadlines leave as much time."""
         self._pace.add_save(seconds)
         self._warn()
 
     def exclude_pause(self) -> None:
-        """Don't count the time since the last step, in which the training paused for a save, as a step."""
+        """Don't measure the step since the last `should_stop`, because training paused for a save."""
         self._answered_at = None
 
     def _warn(self) -> None:
-        """Warn once of each limit that is too short for a save of the measured duration."""
+        """Log and record a warning for each limit that is too short for the measured save, once per limit."""
         if self._folder is None:
             return
 
@@ -182,23 +191,23 @@ class StopController:
 
     @property
     def requested(self) -> bool:
-        """Whether this rank knows of a request to stop, even before the first question."""
+        """Whether this rank knows of a request to stop, even before the first call of `should_stop`."""
         if self.reason is not None:
             return True
         return self._guard is not None and self._guard.signals.received is not None
 
     @property
     def reason(self) -> StopReason | None:
-        """Why the ranks stop; None without a request."""
+        """The reason of the stop; None if no stop was requested."""
         reason = self._agreement.reason if self._agreement else self._reason_at_start
         if reason is None or self._folder is None or reason.source != "SIGUSR2":
             return reason
 
-        # After `slurmddp stop`, the agent sends SIGUSR2 to the ranks of a script.
+        # After `slurmddp stop`, the agent sends SIGUSR2 to the ranks. The stop file is then the real reason.
         return file_reason(self._folder.stop_file) or reason
 
     def close(self) -> None:
-        """End the agreement, and the guard and signals that this object has opened."""
+        """Close the agreement, and the guard and signal handlers that this object has opened."""
         if self._agreement is not None:
             self._agreement.close()
             self._agreement = None
@@ -207,7 +216,11 @@ class StopController:
 
 
 def _first_reason(reason: StopReason | None) -> StopReason | None:
-    """Gather the reasons of all ranks; return the reason of the lowest rank that has one, or None."""
+    """Return the reason of the lowest rank that has one, on all ranks; None if no rank has one.
+
+    Args:
+        reason: the reason of this rank, or None.
+    """
     texts = collectives.gather(reason.as_json() if reason else None)
     for text in texts:
         if text is not None:

@@ -27,7 +27,7 @@ class Measured:
 
 
 class StepDurations:
-    """Collect the durations of steps and saves."""
+    """Recorder of the durations of steps and saves, in seconds."""
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=_STEPS)
@@ -39,7 +39,10 @@ class StepDurations:
 
     @property
     def measured(self) -> Measured:
-        """The longest save, and the 90th percentile of the latest steps (some may contain an evaluation)."""
+        """The longest save, and the 90th percentile of the last steps.
+
+        A percentile, because some steps may contain an evaluation.
+        """
         if not self._steps:
             return Measured(save_s=self._save_s)
 
@@ -48,9 +51,9 @@ class StepDurations:
 
 
 def last_safe_moment(limits: TimeLimits, measured: Measured) -> float | None:
-    """Return the latest time of a request to stop after which two steps and a save still fit before the end.
+    """Return the latest time to request a stop so that two more steps and a save fit before the job's end.
 
-    Before the first measured save, a save is assumed to take as long as the lead.
+    A save is assumed to take `SPREAD` times the longest measured save; before the first one, `limits.lead_s`.
 
     Returns:
         Seconds since the epoch; None if the end of the job is unknown.
@@ -64,7 +67,12 @@ def last_safe_moment(limits: TimeLimits, measured: Measured) -> float | None:
 
 
 def shortfalls(limits: TimeLimits, measured: Measured) -> dict[str, str]:
-    """Return a warning for each limit that is too short for the measured save, by the limit's name."""
+    """Return warnings about limits that are too short for the measured save.
+
+    Returns:
+        Texts by limit: "lead" for the time from the stop to the time limit, "grace" for the time from a
+        preemption's SIGTERM to SIGKILL. Empty if both suffice, or no save was measured.
+    """
     warnings: dict[str, str] = {}
     if measured.save_s is None:
         return warnings

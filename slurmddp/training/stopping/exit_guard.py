@@ -27,16 +27,16 @@ PATIENCE_S = 1.0
 
 
 class ExitGuard:
-    """Context manager: a thread that watches `signals`, and ends the process if the rank stays too long.
+    """Context manager: a thread that ends the process if the rank does not exit after a stop signal.
 
-    Until `begin`, a stop signal ends the process after a second, because there is nothing to save. From then
-    on, SIGTERM ends the process shortly before SLURM's kill, which `limits` predict.
+    Until `begin` is called, the process ends `PATIENCE_S` seconds after a stop signal, because there is
+    nothing to save. After `begin`, it ends after SIGTERM, shortly before the SIGKILL that `limits` predict.
 
     Args:
-        signals: the entered stop signals of this rank.
-        limits: the end of the job, and SLURM's times between SIGTERM and SIGKILL.
-        now: the clock, in seconds since the epoch.
-        leave: ends the process for the given reason; by default with exit code 75.
+        signals: the stop signals of this rank, a context that was entered.
+        limits: the end time of the job, and the times that SLURM leaves between SIGTERM and SIGKILL.
+        now: returns the time in seconds since the epoch.
+        leave: ends the process, given the reason as a sentence; by default with exit code 75.
     """
 
     standing: ClassVar[ExitGuard | None] = None
@@ -73,27 +73,31 @@ class ExitGuard:
         self.close()
 
     def close(self) -> None:
-        """End the thread; nothing ends the rank from outside any more."""
+        """End the thread; from now on the guard no longer ends the process."""
         self._closing.set()
         if ExitGuard.standing is self:
             ExitGuard.standing = None
 
-        # A thread can't join itself.
+        # `close` may be called by the guard's own thread, which can't join itself.
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
     def begin(self, on_poll: Callable[[float], None] | None = None) -> None:
-        """Leave stops to the training; from now on `on_poll` gets the time of each poll."""
+        """Leave the reaction to stop signals to the training, and call `on_poll` at each poll from now on.
+
+        Args:
+            on_poll: called in the guard's thread with the time in seconds since the epoch.
+        """
         self.begun = True
         self._on_poll = on_poll
 
     def poll(self) -> None:
-        """Check signals and deadlines once."""
+        """Check signals and deadlines once: end the process if it has to, or else call `on_poll`."""
         now = self._now()
         if self.signals.poll() is not None and self._noticed is None:
             self._noticed = now
 
-        # SLURM's time until SIGKILL begins with SIGTERM, whatever signals came before.
+        # SLURM counts the seconds until SIGKILL from SIGTERM; an earlier SIGUSR2 does not start this clock.
         if self.signals.terminated and self._terminated is None:
             self._terminated = now
 
@@ -104,7 +108,7 @@ class ExitGuard:
             self._on_poll(now)
 
     def _reason_to_leave(self, now: float) -> str | None:
-        """Decide whether the process has to end now; return the reason as a sentence, or None."""
+        """Return why the process has to end now, as a sentence; None if it need not end."""
         if not self.begun:
             if self._noticed is None or now < self._noticed + PATIENCE_S:
                 return None
@@ -128,5 +132,5 @@ class ExitGuard:
 def _leave(reason: str) -> None:
     """Print the reason and end the process, whatever its other threads do."""
     print_to_log(reason)
-    # An orderly exit would wait for the main thread.
+    # `sys.exit` would end only the guard's thread, and the main thread may be stuck in a collective.
     os._exit(EXIT_STOPPED)

@@ -27,17 +27,17 @@ _HELD = STOP_SIGNALS | {signal.SIGINT}
 
 
 class StopSignals(SignalInbox):
-    """Context manager: SIGTERM, SIGUSR2 and other given signals set a flag and do nothing else until it ends.
+    """Context manager in which stop signals only set attributes of this object.
 
-    Enter it in the main thread. While the main thread is inside a collective, Python runs no handler; other
-    threads then learn of a signal by `poll`.
+    Enter it in the main thread. While the main thread is inside a collective, Python runs no signal handler;
+    other threads then learn of a signal by `poll`.
 
     Args:
-        signals: the signals that mean stop.
+        signals: the signals that request a stop, by default SIGTERM and SIGUSR2.
 
     Attributes:
-        received: the name of the first signal that arrived; None before.
-        terminated: whether SIGTERM or SIGINT has arrived; a SIGKILL may follow them.
+        received: the name of the first signal that arrived; None if none has arrived.
+        terminated: whether SIGTERM or SIGINT has arrived, after which a SIGKILL may follow.
     """
 
     def __init__(self, signals: Collection[signal.Signals] = STOP_SIGNALS) -> None:
@@ -48,13 +48,17 @@ class StopSignals(SignalInbox):
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError(
-                "Stop signals can be handled in the main thread only.", hint="Start the training from there."
+                "Signal handlers can be installed in the main thread only, and this is another thread.",
+                hint="Start the training from the main thread.",
             )
         return super().__enter__()
 
     def poll(self) -> str | None:
-        """Record signals whose handler has not run yet; return `received`. Any thread may call it."""
-        # The handler may run for the same signals later; a second note changes nothing.
+        """Record signals that arrived but whose handler has not run yet, and return `received`.
+
+        Any thread may call it.
+        """
+        # The handler may record the same signals again later, which changes nothing.
         for number in self.read():
             self._note(number, None)
 
@@ -88,14 +92,14 @@ def signals_held() -> Iterator[None]:
 
 
 def hold_in_worker(worker_id: int) -> None:
-    """Let a loader worker ignore SLURM's stop signals, and end with its rank; a `worker_init_fn`.
+    """Make a loader worker ignore stop signals, and end it with its rank; a `worker_init_fn`.
 
-    SLURM signals every process of the step, and Ctrl-C every process of a rank. The worker ignores that
-    SIGTERM, every SIGUSR2 and every SIGINT, so that the rank can continue to its checkpoint. A SIGTERM from
-    its rank ends the worker, as torch intends.
+    SLURM signals every process of a step, loader workers too, and Ctrl-C reaches them as well. A rank without
+    its workers could not continue to its checkpoint. So a worker ignores SIGUSR2, SIGINT, and each SIGTERM
+    that its rank did not send. A SIGTERM from its rank ends it: torch ends workers in this way.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
-    # The inherited pipe belongs to the rank.
+    # A forked worker inherits the pipe into which the rank's handler writes; don't write into it.
     signal.set_wakeup_fd(-1)
 
     rank = multiprocessing.parent_process()
@@ -103,8 +107,9 @@ def hold_in_worker(worker_id: int) -> None:
     if rank is not None and rank.pid is not None:
         rank_pid = rank.pid
 
-    # The kernel kills the worker, even inside C code, when the thread that forked it ends. The main thread
-    # ends with the rank; another thread may end before.
+    # Let the kernel kill the worker when its parent ends, even while the worker is inside C code. The kernel
+    # watches the thread that forked the worker, so this is safe only if that was the main thread: another
+    # thread may end before the rank does.
     if _started_in_main_thread and sys.platform == "linux" and os.getppid() == rank_pid:
         die_with_parent(signal.SIGKILL)
 
@@ -114,8 +119,8 @@ def hold_in_worker(worker_id: int) -> None:
 
 
 def _end_with_rank(rank: Any, rank_pid: int) -> None:
-    """End this worker at its rank's SIGTERM, or when the rank has ended."""
-    # If a fork server started the worker, the rank is not its parent.
+    """End this worker once its rank sends SIGTERM or has ended; runs in a thread of the worker."""
+    # The parent of a worker may be a fork server: then `getppid` does not show the end of the rank.
     is_child = os.getppid() == rank_pid
 
     while True:

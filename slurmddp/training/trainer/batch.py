@@ -21,11 +21,11 @@ def forward(model: nn.Module, batch: Any, bare_model: nn.Module | None = None) -
     Args:
         model: the module to call.
         batch: a pair (inputs, targets), or a dict with the arguments of the model by name. Inputs that are a
-            dict, a tuple or a list are the model's arguments; other inputs are its only argument.
-        bare_model: the module inside `model`, if `model` is a wrapper.
+            dict, a tuple or a list are several arguments of the model; other inputs are its only argument.
+        bare_model: the module inside `model`, if `model` is a wrapper. Its signature is used in errors.
 
     Returns:
-        The output of the model, and the targets. The targets of a batch that is a dict are the whole dict.
+        The output of the model, and the targets. If the batch is a dict, the targets are the whole dict.
 
     Raises:
         ConfigError: the batch has another form, or the model does not take these arguments.
@@ -41,7 +41,7 @@ def forward(model: nn.Module, batch: Any, bare_model: nn.Module | None = None) -
 
         raise ConfigError(
             f"The model can't be called with a batch of the data: {problem}.",
-            hint="Change the arguments of the model's forward, or the batches: see docs/data.md.",
+            hint="Change the parameters of the model's forward, or what the data returns: see docs/data.md.",
         ) from error
 
 
@@ -63,7 +63,7 @@ def loss_of_output(outputs: Any, targets: Any) -> torch.Tensor:
 
 
 def has_ignored_targets(batch: Any) -> bool:
-    """Return whether a batch for a model that computes its own loss has labels which don't count."""
+    """Decide whether the batch is a dict in whose "labels" some entries are -100, which losses ignore."""
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     return isinstance(labels, torch.Tensor) and bool((labels == IGNORED).any())
 
@@ -76,7 +76,7 @@ def loss_of_batch(value: Any, name: str) -> torch.Tensor | tuple[torch.Tensor, A
         name: the name of the loss function, for errors.
 
     Raises:
-        ConfigError: `value` is no loss of a batch.
+        ConfigError: `value` is neither a scalar tensor nor such a pair.
     """
     is_pair = isinstance(value, (tuple, list)) and len(value) == 2
     loss = value[0] if is_pair else value
@@ -94,7 +94,7 @@ def loss_of_batch(value: Any, name: str) -> torch.Tensor | tuple[torch.Tensor, A
     returned = f"a pair whose first part is {kind_of(loss)}" if is_pair else f"a {type(value).__name__}"
     raise ConfigError(
         f"The loss function {name} returned {returned}, but it must return the loss of a batch.",
-        hint="Return the mean over the batch, a tensor with one number, or a pair of such a sum and a count.",
+        hint="Return the mean over the batch as a tensor with one number, or a pair (sum, count).",
     )
 
 
@@ -125,14 +125,18 @@ def _parts(batch: Any) -> tuple[Any, Any]:
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), {str(name): value for name, value in inputs.items()}
-    # torch collates a tuple of tensors to a list. A named tuple, such as a PackedSequence, is one value.
+    # Lists too, because torch's collation makes lists of tuples. But a named tuple, such as a PackedSequence,
+    # is a single argument.
     if isinstance(inputs, (tuple, list)) and not hasattr(inputs, "_fields"):
         return tuple(inputs), {}
     return (inputs,), {}
 
 
 def _misfit(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Return why `forward` does not take these arguments; None if it does, or can't be inspected."""
+    """Return why the model's `forward` does not take these arguments, as a text.
+
+    None if it takes them, or if its signature is unknown.
+    """
     try:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):

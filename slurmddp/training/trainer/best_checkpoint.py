@@ -24,7 +24,7 @@ class BestCheckpoint:
         self._value: float | None = None
 
     def resume(self, root: Path) -> None:
-        """Read the best value of the checkpoints under `root`. All ranks call it."""
+        """Read the best value of the metric from the checkpoints in `root`. All ranks call it."""
         by = self.by
         if by is None:
             return
@@ -33,7 +33,7 @@ class BestCheckpoint:
         self._value = None if best is None else best[1]
 
     def improves(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether an evaluation is better than all before it; if so, store its value."""
+        """Decide whether the value of the metric is better than all values before; if so, store it."""
         if self.by is None:
             return False
         name, order = self.by

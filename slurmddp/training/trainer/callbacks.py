@@ -15,7 +15,7 @@ from slurmddp.training.trainer.components import Components
 
 
 class RunningTraining(Protocol):
-    """The attributes of a training that a callback may use."""
+    """Protocol of the training object that a callback gets: the attributes that it may use."""
 
     step: int
     """The number of completed steps."""
@@ -24,11 +24,11 @@ class RunningTraining(Protocol):
 
 
 class Callback(Protocol):
-    """The methods that a callback may have; each is optional. All ranks call each method.
+    """The methods that a callback may have; each is optional, and is called on all ranks.
 
-    A method may use `bare_model`, `optimizer`, `scheduler`, `data` and `settings` of the components, and
-    collectives of `distributon`, such as `all_reduce`. A callback with `state_dict` and `load_state_dict`
-    resumes in the state of the checkpoint.
+    A method may use `bare_model`, `optimizer`, `scheduler`, `data` and `settings` of
+    `training.components`, and collectives of `training.distributon`, such as `all_reduce`. If a callback has
+    `state_dict` and `load_state_dict`, checkpoints contain its state, and a resume restores it.
     """
 
     def on_train_start(self, training: RunningTraining) -> None:
@@ -41,10 +41,10 @@ class Callback(Protocol):
         """Called after an evaluation, with `eval_loss` and the metrics, equal on all ranks."""
 
     def on_save(self, training: RunningTraining) -> None:
-        """Called before the state is copied for a checkpoint; the checkpoint contains its changes."""
+        """Called before the state is copied for a checkpoint, which so contains changes of this method."""
 
     def on_train_end(self, training: RunningTraining) -> None:
-        """Called after the last step, its evaluation and its checkpoint; not at an earlier stop."""
+        """Called after the last step, its evaluation and its checkpoint; not if training stops earlier."""
 
 
 _HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
@@ -76,7 +76,7 @@ class Callbacks:
 
     @property
     def has_state(self) -> bool:
-        """Whether checkpoints contain the state of a callback."""
+        """Whether any callback has a state for checkpoints."""
         return bool(self._stateful)
 
     def call(self, hook: str, training: RunningTraining, *args: Any) -> None:

@@ -17,10 +17,13 @@ Rates = Sequence[dict[str, float]]
 
 
 def configured_rates(optimizer: Optimizer) -> list[dict[str, float]]:
-    """Return the rates of the configuration, from an optimizer that has taken no step."""
+    """Return the configured `lr` and `weight_decay` of each parameter group of a new optimizer.
+
+    A dict lacks a name if the group has no such number.
+    """
     rates = []
     for group in optimizer.param_groups:
-        # A scheduler has already changed `lr`; it stores the configured rate as `initial_lr`.
+        # A scheduler changes `lr` as soon as it is created, and stores the configured rate as `initial_lr`.
         values = {"lr": group.get("initial_lr", group.get("lr")), "weight_decay": group.get("weight_decay")}
         rates.append({name: value for name, value in values.items() if isinstance(value, float | int)})
 
@@ -30,9 +33,9 @@ def configured_rates(optimizer: Optimizer) -> list[dict[str, float]]:
 def apply_changes(
     saved: Rates, configured: Rates, optimizer: Optimizer, scheduler: LRScheduler | None
 ) -> None:
-    """Apply the rates of the present configuration to a loaded optimizer, where they have changed.
+    """Set learning rates and weight decays that have changed in the configuration on a loaded optimizer.
 
-    The schedule of the learning rate continues at its step, in proportion to the new rate.
+    The scheduler continues at its step, with rates in proportion to the new learning rate.
 
     Args:
         saved: the configured rates of the training that wrote the checkpoint.

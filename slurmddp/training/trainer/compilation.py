@@ -11,12 +11,12 @@ from slurmddp.errors import ConfigError
 
 
 def compile_in_place(model: nn.Module, device: torch.device) -> None:
-    """Let calls of `model` run compiled code; names of its tensors stay as they are.
+    """Compile `model` by torch.compile at its first call, which then takes up to minutes.
 
-    The first call compiles, which takes up to minutes.
+    The module stays the same object, so the names of parameters and buffers don't change.
 
     Args:
-        model: a module that was set up.
+        model: a result of `setup_model`.
         device: the device of its inputs.
 
     Raises:
@@ -32,11 +32,12 @@ def compile_in_place(model: nn.Module, device: torch.device) -> None:
 
 
 def uncompiled(compiled: bool) -> AbstractContextManager[object]:
-    """Return a context in which compiled models run eagerly.
+    """Return a context in which compiled models run eagerly; if `compiled` is false, it does nothing.
 
-    Evaluation and text generation have batches of other shapes; torch would compile the model for each shape.
+    It is for evaluation and text generation, whose batches have other shapes than in training: torch would
+    compile the model again for each shape.
     """
-    # torch before 2.6 has no such context, and compiles them.
+    # torch before 2.6 has no `set_stance`: there the model is compiled for each shape.
     if not compiled or not hasattr(torch.compiler, "set_stance"):
         return nullcontext()
 
@@ -45,7 +46,7 @@ def uncompiled(compiled: bool) -> AbstractContextManager[object]:
 
 
 def _missing(device: torch.device) -> str:
-    """Return why models can't be compiled for `device`; empty if they can."""
+    """Return why models can't be compiled for `device`, as a text; empty if they can."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 

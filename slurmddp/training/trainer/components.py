@@ -54,7 +54,7 @@ class Components:
 
     @property
     def evaluated_model(self) -> nn.Module:
-        """The model to evaluate: with the averaged weights if there are any."""
+        """The model to evaluate: the copy with the averaged weights if `train.ema` is set, else the model."""
         return self.bare_model if self.ema is None else self.ema.model
 
     @property
@@ -66,13 +66,13 @@ class Components:
         return int(getattr(self.data, "tokens_per_sample", 1))
 
     def units_per_step(self, world_size: int) -> int:
-        """Return the samples, or tokens, of an optimizer step over all ranks."""
+        """Return the number of samples, or of tokens, that all ranks together train per optimizer step."""
         samples = (self.loader.batch_size or 1) * self.loader.accumulate * world_size
         return samples * self.units_per_sample
 
     @property
     def saved_objects(self) -> dict[str, Any]:
-        """The components with a state, by name."""
+        """The components that checkpoints store, by name."""
         named: dict[str, Any] = {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -82,8 +82,13 @@ class Components:
         return {name: value for name, value in named.items() if value is not None}
 
     def batches(self) -> Iterator[Any]:
-        """Yield batches, epoch after epoch, without an end."""
-        # A resume at the end of an epoch yields one empty epoch. A second means that the data is too small.
+        """Yield the batches of one epoch after the other, without an end.
+
+        Raises:
+            ConfigError: an epoch has no batch.
+        """
+        # One epoch may be empty: the rest of an epoch after a resume at its end. Two in a row mean that the
+        # data has no whole batch.
         empty_epochs = 0
         while empty_epochs < 2:
             empty_epochs += 1
@@ -98,7 +103,7 @@ class Components:
 
 
 def build_components(distributon: Distributon, config: Mapping[str, Any]) -> Components:
-    """Build all components from `config`. They are equal on all ranks, except for the rank's data.
+    """Build all components from the run's configuration. They are equal on all ranks, except for the data.
 
     Raises:
         ConfigError: a component can't be built, or does not fit the others.
@@ -173,16 +178,16 @@ def _heldout(data: Any, settings: TrainSettings) -> Dataset[Any] | None:
 
 
 def build_loss(config: Mapping[str, Any] | None) -> Loss:
-    """Return the loss that `config` names; without a configuration, the loss in the model's output."""
+    """Return the loss function that `config` describes; None: the function `loss_of_output`."""
     if config is None:
         return loss_of_output
     return _build_measure(config, "loss")
 
 
 def _checked_loss(config: Mapping[str, Any] | None) -> Loss:
-    """Return the loss that `config` names; its calls raise ConfigError if a result is no loss of a batch."""
+    """Return the result of `build_loss`, wrapped so that each call checks its result by `loss_of_batch`."""
     measure = build_loss(config)
-    # `loss_of_output` checks the model's output itself.
+    # `loss_of_output` needs no wrapper, because it checks its result itself.
     if config is None:
         return measure
 
@@ -195,7 +200,14 @@ def _checked_loss(config: Mapping[str, Any] | None) -> Loss:
 
 
 def _build_measure(config: Mapping[str, Any], key: str) -> Callable[[Any, Any], Any]:
-    """Return the result of `_target_`, or `_target_` itself if it takes outputs and targets."""
+    """Return the function of (outputs, targets) that `config` describes.
+
+    This is `_target_` itself, with its arguments in `config`, if it takes two more positional arguments.
+    Otherwise it is the result of calling `_target_`.
+
+    Raises:
+        ConfigError: the result can't be called.
+    """
     if is_called_later(config, 2, _key_=key):
         config = {**config, "_partial_": True}
 

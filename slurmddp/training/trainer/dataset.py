@@ -12,11 +12,14 @@ from slurmddp.errors import ConfigError
 
 
 def checked(data: Any, readers: int) -> Dataset[Any]:
-    """Return `data`; raise ConfigError if it can't be read by `readers`.
+    """Return `data` unchanged after checking that `readers` can read it.
 
     Args:
         data: the result of `data._target_`.
         readers: the number of ranks times the loader workers of each rank.
+
+    Raises:
+        ConfigError: it is no data set of torch, is empty, or is iterable and can't be divided among readers.
     """
     kind = type(data).__name__
     if isinstance(data, IterableDataset):
@@ -41,7 +44,7 @@ def checked(data: Any, readers: int) -> Dataset[Any]:
 
 
 def sampler_for(data: Any) -> Sampler[int] | None:
-    """Return the sampler of map-style data: weighted if it has `sample_weights`, else shuffled."""
+    """Return a sampler by weight if the data has `sample_weights`, else by shuffling; None if iterable."""
     weights = getattr(data, "sample_weights", None)
     if isinstance(data, IterableDataset):
         if weights is not None:
@@ -78,7 +81,7 @@ def _bad_weights(data: Any, problem: str) -> ConfigError:
 
 
 def heldout_of(data: Any) -> Dataset[Any] | None:
-    """Return the data set to evaluate on; None if `data` has no method `heldout`, or it returns None."""
+    """Return `data.heldout()`, the data set to evaluate on; None if `data` has no such method."""
     heldout = data.heldout() if hasattr(data, "heldout") else None
     if heldout is not None and not (hasattr(heldout, "__len__") and hasattr(heldout, "__getitem__")):
         raise ConfigError(

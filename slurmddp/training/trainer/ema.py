@@ -10,9 +10,10 @@ from slurmddp.errors import ConfigError
 
 
 def _detach_computed(model: nn.Module) -> None:
-    """Detach the tensors that modules have computed from their parameters, which torch does not copy.
+    """Detach tensors in attributes of modules that were computed from parameters.
 
-    The old `torch.nn.utils.weight_norm` computes such a weight again before each forward pass.
+    `copy.deepcopy` refuses such a tensor. The old `torch.nn.utils.weight_norm` stores one, and computes it
+    again before each forward pass.
     """
     for module in model.modules():
         for name, value in list(vars(module).items()):
@@ -27,7 +28,7 @@ class AverageOfWeights:
     copied, not averaged.
 
     Args:
-        model: a module that was set up. Each rank computes the average of its own weights.
+        model: a module given to `setup_model`. Each rank averages its own weights.
         decay: a number between 0 and 1. The average covers about the last 1 / (1 - decay) steps.
 
     Raises:
@@ -54,9 +55,10 @@ class AverageOfWeights:
         self.model: nn.Module = self._averaged.module
         """A copy of the model with the averaged weights, under the same names."""
         self.model.requires_grad_(False)
-        # While the count is 0, as after each resume, torch's update replaces the average by the weights.
+        # torch replaces the average by the weights if it has counted no update. Checkpoints don't store its
+        # count, so set it to 1: a resumed average is then kept.
         self._averaged.n_averaged.fill_(1)
 
     def update(self) -> None:
-        """Add the weights after an optimizer step to the average."""
+        """Update the average with the current weights; called after each optimizer step."""
         self._averaged.update_parameters(self._source)

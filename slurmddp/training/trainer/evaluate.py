@@ -22,14 +22,15 @@ from slurmddp.training.trainer.components import Components
 
 
 def evaluate(distributon: Distributon, components: Components) -> dict[str, float] | None:
-    """Return the means over the held-out samples, or None if a stop interrupted the evaluation.
+    """Evaluate the model on the held-out samples. All ranks call it.
 
-    The loss is called `eval_loss`, each metric as in the configuration. With `train.ema` the averaged weights
-    are evaluated. Each batch of a sharded model needs all ranks, so a stop waits for the end of its
-    evaluation.
+    With `train.ema` the averaged weights are evaluated. All ranks first take the buffers and averaged weights
+    of rank 0, which checkpoints contain too. Weights, the training mode of each layer and random states stay
+    unchanged. A stop interrupts the evaluation, except for a sharded model, whose batches need all ranks.
 
-    All ranks call it and get the same values. All ranks use the buffers and the averaged weights of rank 0,
-    as checkpoints do. Weights, the mode of each layer and random states stay unchanged.
+    Returns:
+        The means over the samples by name, the same on all ranks: `eval_loss`, and the metrics with their
+        names in the configuration. None without held-out data, or if a stop interrupted the evaluation.
     """
     if components.heldout is None:
         return None
@@ -37,7 +38,7 @@ def evaluate(distributon: Distributon, components: Components) -> dict[str, floa
     distributon.heartbeat("evaluating")
     model = components.evaluated_model
     collectives.share(model.buffers())
-    # Replicas that train independently have different averages.
+    # The averages differ between ranks if the strategy does not average gradients in each step.
     if components.ema is not None:
         collectives.share(model.parameters())
 
@@ -50,7 +51,7 @@ def evaluate(distributon: Distributon, components: Components) -> dict[str, floa
             loader, samples = _shard(distributon, components, components.heldout)
             sums, complete = _sum(distributon, components, loader, samples)
     finally:
-        # The model may override `train`, so call it as well.
+        # Call the model's own `train` first, because the model may override it.
         model.train(was_training)
         for module, mode in modes:
             module.training = mode
@@ -63,7 +64,7 @@ def evaluate(distributon: Distributon, components: Components) -> dict[str, floa
 
 
 def has_samples(components: Components) -> bool:
-    """Return whether there are samples to evaluate on."""
+    """Decide whether there are held-out samples and `train.eval_batches` is above 0."""
     heldout: Any = components.heldout
     return heldout is not None and len(heldout) > 0 and components.settings.eval_batches > 0
 
@@ -71,10 +72,10 @@ def has_samples(components: Components) -> bool:
 def _shard(
     distributon: Distributon, components: Components, heldout: Dataset[object]
 ) -> tuple[DataLoader[object], int]:
-    """Return a loader over this rank's samples, and their number. All ranks' samples cover the data evenly.
+    """Return a loader over this rank's held-out samples, and the number of these samples.
 
-    For a sharded model, a batch that does not count may follow the samples, so that all ranks have equally
-    many batches.
+    The samples of all ranks together are spread evenly over the data. A sharded model needs equally many
+    batches on all ranks. For it, the loader may yield one more sample, which must not be counted.
     """
     size: int = len(heldout)  # type: ignore[arg-type]
     batch_size = components.settings.batch_size
@@ -102,7 +103,10 @@ def _shard(
 def _sum(
     distributon: Distributon, components: Components, loader: DataLoader[object], samples: int
 ) -> tuple[metrics.Sums, bool]:
-    """Return the sums of loss and metrics over this rank's samples, and whether no stop interrupted them."""
+    """Return the sums of loss and metrics over this rank's samples.
+
+    The second value is False if a stop interrupted the evaluation.
+    """
     measured = {"eval_loss": components.loss, **components.metrics}
     sums: metrics.Sums = {}
     is_sharded = has_shards(components.evaluated_model)
@@ -111,10 +115,11 @@ def _sum(
         if distributon.stop_requested and not is_sharded:
             return sums, False
 
-        # `targets` may be a dict, whose length is not the number of samples.
+        # Compute the number of samples: `targets` may be a dict, whose length is another number.
         batch_size = loader.batch_size or 1
         samples_of_batch = min(batch_size, samples - number * batch_size)
-        # The bare model runs: DistributedDataParallel would wait for ranks that have fewer batches.
+        # Call the model without its DistributedDataParallel wrapper, whose forward pass may wait for ranks
+        # that have fewer batches.
         outputs, targets = forward(components.evaluated_model, batch)
         if samples_of_batch <= 0:
             continue

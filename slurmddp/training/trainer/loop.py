@@ -45,18 +45,18 @@ from slurmddp.training.trainer.utilization import Utilization, utilization_text
 def token_cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, *, ignore_index: int = IGNORED
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of the cross-entropy, in nats, and the number of targets that count.
+    """Return the summed cross-entropy in nats, and the number of targets other than `ignore_index`.
 
     Args:
         logits: shape (..., classes), a float type.
         targets: shape (...), int64 class numbers.
-        ignore_index: the class number of targets that don't count, such as padding.
+        ignore_index: targets of this class number are ignored, for example padding.
 
     Returns:
-        Two scalars.
+        Two scalar tensors.
 
     Raises:
-        ConfigError: a shape or a type differs.
+        ConfigError: `logits` or `targets` has another shape or dtype.
     """
     tensors = isinstance(logits, torch.Tensor) and isinstance(targets, torch.Tensor)
     if not (
@@ -85,7 +85,7 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
     """Train from the newest checkpoint to `train.steps`.
 
     Args:
-        distributon: launched.
+        distributon: a launched Distributon.
         config: the run's configuration.
         folder: the run folder.
 
@@ -117,7 +117,12 @@ def train(distributon: Distributon, config: dict[str, Any], folder: RunFolder) -
 
 
 def _take_steps(distributon: Distributon, training: Training, batches: Iterator[Any]) -> None:
-    """Train until the last step, or raise Spike on all ranks."""
+    """Train until the last step.
+
+    Raises:
+        Spike: on all ranks, if training has to go back to a checkpoint.
+        StoppedAtCheckpoint: the training was stopped.
+    """
     settings = training.components.settings
     while not training.is_complete():
         if distributon.should_stop():
@@ -196,7 +201,7 @@ class Training:
 
     @property
     def _saved_objects(self) -> dict[str, Any]:
-        """The objects whose state makes a resumed training the same training."""
+        """The objects that checkpoints store, by name: components, and callbacks with a state."""
         objects = self.components.saved_objects
         if self._callbacks.has_state:
             objects["callbacks"] = self._callbacks
@@ -235,11 +240,11 @@ class Training:
         self.distributon.print(f"resumed at step {step}")
 
     def is_complete(self) -> bool:
-        """Return whether all steps were taken or `train.max_time` is over, alike on all ranks."""
+        """Decide whether all steps were taken or `train.max_time` is over, equally on all ranks."""
         return self.step >= self._last_step
 
     def check_time(self) -> None:
-        """Make this step the last one if `train.max_time` is over."""
+        """End the training after the current step if `train.max_time` is over. All ranks call it."""
         if not self.is_complete() and self._budget.is_used_up():
             self._last_step = self.step
             settings = self.components.settings
@@ -247,7 +252,7 @@ class Training:
             self._warn("max_time", f"{text} of {settings.steps}.")
 
     def warn_of_unused_metrics(self) -> None:
-        """Warn that the metrics of the configuration are never computed, if there is no held-out data."""
+        """Warn if the configuration has metrics but there is no held-out data to compute them on."""
         components = self.components
         if components.metrics and not has_samples(components):
             names = ", ".join(f"metrics.{name}" for name in components.metrics)
@@ -258,7 +263,9 @@ class Training:
             )
 
     def warn_of_ignored_targets(self, batch: Any) -> None:
-        """Warn that batches with few targets weigh as much as others, if the batch has padded labels.
+        """Warn if the model returns a mean loss per batch, and batches have ignored targets.
+
+        A batch with few other targets then has the same weight in the loss as other batches.
 
         Args:
             batch: a batch of the first step of this attempt.
@@ -300,10 +307,13 @@ class Training:
         self.call_back("on_step_end")
 
     def went_back(self) -> bool:
-        """Go back to an older checkpoint if the first step after a load is not finite; return whether it did.
+        """If the first step after a load has a loss that is not finite, resume from an older checkpoint.
 
-        The loaded checkpoint may be spoilt. Each attempt would then end at the same step. Training goes back
-        at most once per checkpoint.
+        The loaded checkpoint may contain the cause, and each attempt would then end at the same step. Only
+        the first step after a load is checked, and only if `train.on_spike` is "fail".
+
+        Returns:
+            Whether training has gone back to an older checkpoint.
         """
         loaded = self._unchecked
         self._unchecked = None
@@ -341,7 +351,11 @@ class Training:
         self._callbacks.call(hook, self, *args)
 
     def _update(self) -> torch.Tensor:
-        """Take the optimizer's step; return the norm of the gradients before clipping, a scalar."""
+        """Clip the gradients, step optimizer, average and scheduler, and remove the gradients.
+
+        Returns:
+            The norm of the gradients before clipping, a scalar.
+        """
         components = self.components
         optimizer = components.optimizer
         model = components.bare_model
@@ -349,11 +363,12 @@ class Training:
             self.distributon._scaler.unscale(model.parameters())
         norm = gradient_norm(model.parameters(), components.settings.clip_norm)
 
-        # An optimizer does not change parameters without a gradient.
+        # To skip the update, remove the gradients: an optimizer changes no parameter without a gradient, and
+        # its step still counts.
         if self._guard.skips(norm):
             optimizer.zero_grad(set_to_none=True)
         optimizer.step()
-        # The loss scaler of fp16, too, removes gradients to skip a step.
+        # Check for gradients, because the loss scaler of fp16 removes them too if it skips a step.
         is_taken = any(parameter.grad is not None for parameter in model.parameters())
         optimizer.zero_grad(set_to_none=True)
         if components.ema is not None and is_taken:
@@ -368,13 +383,13 @@ class Training:
         """Read losses and gradient norms of the last steps, and check them.
 
         Raises:
-            SlurmddpError: a loss or norm is not finite, and the update of its step was not skipped.
-            Spike: `train.on_spike` is rollback, and a step is a spike.
+            SlurmddpError: a loss or norm is not finite, and the step's update was not skipped.
+            Spike: `train.on_spike` is "rollback", and a loss or norm is a spike or not finite.
         """
         if not self._pending:
             return
 
-        # Measure the wait too: a GPU may still compute these steps.
+        # Reading the values waits until a GPU has computed these steps, so the time counts for the rate.
         self._stopwatch.start()
         device = self.distributon.device
         values = torch.stack([value.to(device, torch.float32) for value in self._pending])
@@ -398,7 +413,11 @@ class Training:
                 raise self._not_finite(problem)
 
     def _record_skip(self, step: int, problem: SlurmddpError) -> None:
-        """Count a skipped update, and warn of it."""
+        """Count a step whose update was skipped, and warn of it.
+
+        Raises:
+            SlurmddpError: there were too many of them.
+        """
         count = self._guard.record(step, problem)
         self._warn("spike", f"{problem.message} Its update is left out ({count}).")
 
@@ -407,19 +426,25 @@ class Training:
         self.distributon.print(text)
 
     def roll_back(self, spike: Spike) -> Iterator[Any]:
-        """Load a checkpoint from before a spike; return the batches that follow the data of the spike.
+        """Load a checkpoint from before a spike, and skip the data up to the spike.
 
-        The checkpoint is the newest of a step that is a multiple of `train.save_every`. A training with
-        interruptions also saves at other steps; so it goes back as far as a training without interruptions.
-        If the last rollback led to a spike again, an older checkpoint than at that rollback is loaded, if
-        there is one. Newer checkpoints are quarantined.
+        The newest checkpoint whose step is a multiple of `train.save_every` is loaded. Stops save at other
+        steps too, and these are not used, so that interruptions don't change how far training goes back. If
+        there was a spike again since the last rollback, an older checkpoint than then is loaded, if there is
+        one. Newer checkpoints are quarantined.
+
+        Returns:
+            The batches after the data of the spike.
+
+        Raises:
+            SlurmddpError: there is no checkpoint before the spike, or there were too many rollbacks.
         """
         guard = self._guard
         self.distributon.finish_saving()
 
         spoilt = guard.spoilt_checkpoint(spike.step)
         count = guard.record(spike.step, spike)
-        # `resume` replaces the state of the guard by the state in the checkpoint.
+        # Keep these values: `resume` replaces the state of the guard by an older state from the checkpoint.
         reaction_steps = guard.reaction_steps
         data_end = spike.step + guard.left_out
 
@@ -445,7 +470,7 @@ class Training:
         return batches
 
     def _not_finite(self, problem: str) -> SlurmddpError:
-        """Return an error for a spike, with a hint how to continue."""
+        """Return the error for a spike or a value that is not finite, with a hint how to continue."""
         hint = "Try a smaller optimizer.lr, more scheduler.warmup_steps, or train.clip_norm=1. "
         if self._guard.mode == "fail":
             resume = f"slurmddp resume {self._run_name} train.on_spike=skip"
@@ -460,10 +485,10 @@ class Training:
         return SlurmddpError(problem, hint=f"{hint}.")
 
     def log(self) -> None:
-        """Log the mean loss since the last line."""
+        """Log loss, learning rate, gradient norm and speed: means over the steps since the last line."""
         self._collect_losses()
         rate = self._stopwatch.take_rate()
-        # All steps since the last line were skipped.
+        # The updates of all steps since the last line were skipped, so there is nothing to log.
         if not self._losses:
             return
 
@@ -480,18 +505,26 @@ class Training:
         )
 
     def evaluation_is_due(self) -> bool:
-        """Decide whether to evaluate now: before the first and after the last step, and at `eval_every`."""
+        """Decide whether to evaluate now.
+
+        True before the first step, after the last step, and every `train.eval_every` steps.
+        """
         settings = self.components.settings
         if self._evaluated_at == self.step or not has_samples(self.components):
             return False
         return self.step in (0, self._last_step) or is_due(settings.eval_every, self.step)
 
     def evaluate(self) -> None:
-        """Log loss and metrics of the held-out data; a resume repeats an interrupted evaluation."""
-        # It raises if a loss is not finite, so that such a step is never evaluated.
+        """Evaluate, and log the loss and metrics of the held-out data.
+
+        Raises:
+            StoppedAtCheckpoint: a stop interrupted the evaluation, which the next attempt repeats.
+        """
+        # Check the last losses first: this raises if one is not finite, before time goes into the evaluation.
         self._collect_losses()
         metrics = evaluate(self.distributon, self.components)
-        # A stop interrupted the evaluation. After a further step it would never be repeated.
+        # A stop has interrupted the evaluation. Stop at this step, because the next attempt repeats the
+        # evaluation only if it resumes here.
         if metrics is None:
             self.stop()
 
@@ -506,16 +539,19 @@ class Training:
         self.call_back("on_evaluation_end", metrics)
 
     def save_is_due(self) -> bool:
-        """Decide whether to save before the next step. Evaluate this step first, if that is due."""
+        """Decide whether to save now.
+
+        Call it after a due evaluation of this step, because the best value so far is saved too.
+        """
         return self._is_best or (self.step > 0 and is_due(self.components.settings.save_every, self.step))
 
     def record_memory(self) -> None:
-        """Record the peak memory of all ranks, if this attempt has taken a step."""
+        """Record the peak memory of all ranks in the run folder, if this attempt has taken a step."""
         if not self._is_first:
             self._utilization.record_memory(self.step)
 
     def save(self, *, wait: bool = True) -> None:
-        """Save the state; with `wait`, return when it is durable."""
+        """Save the state, unless it was saved already; with `wait`, return when it is durable."""
         if self._saved != (self.step, self._evaluated_at):
             self.call_back("on_save")
             self.distributon.save(
@@ -533,7 +569,7 @@ class Training:
             self.distributon.finish_saving()
 
     def memory_save(self) -> None:
-        """Copy the state into memory, from which the replacement of a dead rank resumes."""
+        """Copy the state into memory, from which a rank that replaces a dead rank resumes."""
         self.distributon.memory_save(self.step, root=self._root, **self._state())
 
     def _state(self) -> dict[str, Any]:
@@ -551,9 +587,13 @@ class Training:
         }
 
     def stop(self) -> NoReturn:
-        """Save and leave; raises StoppedAtCheckpoint on all ranks."""
+        """Save the state, if this attempt has taken a step, and leave.
+
+        Raises:
+            StoppedAtCheckpoint: always, on all ranks.
+        """
         reason = self.distributon.stop_reason or "a request"
-        # Before its first step this attempt has nothing to save.
+        # Before the first step of this attempt, the loaded checkpoint is still the state.
         if not self._is_first:
             self.save()
 
@@ -563,16 +603,20 @@ class Training:
         )
 
     def write_sample(self) -> None:
-        """Let the model generate `train.sample_chars` characters, if model and data have the methods."""
+        """Let the model generate `train.sample_chars` characters, and write them to the run folder.
+
+        It does nothing unless the model has `generate`, and the data has `encode` and `decode`.
+        """
         model: Any = self.components.evaluated_model
         data = self.components.data
         count = self.components.settings.sample_chars
         can_generate = hasattr(model, "generate") and hasattr(data, "encode") and hasattr(data, "decode")
         self.distributon.heartbeat("ending")
 
-        # The ranks gather a sharded model together.
+        # Of a sharded model all ranks run `generate`, because they gather its weights together.
         takes_part = self.distributon.is_global_zero or has_shards(model)
-        # An earlier attempt has written the sample, and ended after its last step.
+        # If this attempt has taken no step, an earlier one has finished the training and may have written the
+        # sample.
         is_written = self._is_first and self._sampled
         if can_generate and count and takes_part and not is_written:
             model.eval()

@@ -22,18 +22,18 @@ Sums = dict[str, tuple[float, float]]
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor, *, ignore_index: int = -100) -> tuple[float, int]:
-    """Count the targets whose class has the highest score.
+    """Count the predictions that are right: the class with the highest score is the target.
 
     Args:
         outputs: the score of each class, shape (..., classes).
         targets: shape (...), int64 class numbers.
-        ignore_index: the class number of targets that don't count, as in torch's cross_entropy.
+        ignore_index: targets of this class number are ignored, as in torch's cross_entropy.
 
     Returns:
-        The number of right predictions, and the number of targets that count.
+        The number of right predictions, and the number of targets that are not ignored.
 
     Raises:
-        ConfigError: a shape or a type differs.
+        ConfigError: `outputs` or `targets` has another shape or dtype.
     """
     tensors = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
     if not tensors or outputs.shape[:-1] != targets.shape or targets.dtype != torch.int64:
@@ -53,7 +53,7 @@ def add(sums: Sums, name: str, value: Any, samples: int) -> None:
     """Add the value of a metric for a batch to the sums.
 
     Args:
-        sums: the sums of all metrics; they are changed.
+        sums: the sums of all metrics so far; changed in place.
         name: the name of the metric.
         value: the mean over the samples of the batch, or a pair (sum, count).
         samples: the number of samples in the batch.
@@ -80,7 +80,7 @@ def add(sums: Sums, name: str, value: Any, samples: int) -> None:
 
 
 def means(parts: Iterable[Sums]) -> dict[str, float]:
-    """Return the mean of each metric over the sums of all ranks; NaN for a metric that counted nothing."""
+    """Return the mean of each metric by name, given the sums of all ranks; NaN if a count is 0."""
     totals: Sums = {}
     for part in parts:
         for name, (total, count) in part.items():

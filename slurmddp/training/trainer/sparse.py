@@ -12,11 +12,11 @@ from slurmddp.errors import ConfigError
 
 
 def check_sparse(model: nn.Module, optimizer: Optimizer) -> None:
-    """Test by a step on a small sparse gradient whether an optimizer can train the model's embeddings.
+    """Check whether an optimizer can train embeddings with `sparse=True`, by a step on a small example.
 
     Args:
-        model: its embeddings with `sparse=True` have sparse gradients.
-        optimizer: the optimizer to check. It takes no step; another of the same class and settings does.
+        model: if it has no such embedding, nothing is checked.
+        optimizer: the optimizer to check. It takes no step; a new one of its class and settings does.
 
     Raises:
         ConfigError: the optimizer refuses sparse gradients, or keeps a sparse state, which no checkpoint
@@ -44,7 +44,7 @@ def check_sparse(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def _problem(optimizer: Optimizer, group: dict[str, Any]) -> str:
-    """Return why an optimizer with the settings of a group can't train sparse gradients; "" if it can."""
+    """Return why an optimizer with the settings of `group` can't use sparse gradients; "" if it can."""
     parameter = nn.Parameter(torch.zeros(2, 1))
     row = torch.zeros(1, dtype=torch.long)
     nn.functional.embedding(row, parameter, sparse=True).sum().backward()  # type: ignore[no-untyped-call]
@@ -53,7 +53,7 @@ def _problem(optimizer: Optimizer, group: dict[str, Any]) -> str:
     try:
         twin = optimizer_class([{**group, "params": [parameter]}])
     except (TypeError, ValueError):
-        # The class needs arguments that are no settings of a group, so that it can't be tested.
+        # The constructor needs arguments that a parameter group does not hold, so the class can't be tested.
         return ""
 
     try:

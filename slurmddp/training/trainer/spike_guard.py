@@ -31,7 +31,7 @@ MAX_REACTIONS = 10
 
 
 class Spike(SlurmddpError):
-    """A spike that the training answers by a rollback; raised on all ranks alike."""
+    """Error after which training goes back to a checkpoint; raised on all ranks at the same step."""
 
     def __init__(self, step: int, problem: str, hint: str) -> None:
         super().__init__(problem, hint=hint)
@@ -39,12 +39,12 @@ class Spike(SlurmddpError):
 
 
 class SpikeGuard:
-    """Decider on reactions to spikes; its decisions are equal on all ranks.
+    """Decider on spikes: which loss is one, and how training reacts; equal on all ranks.
 
     Args:
         mode: `train.on_spike`.
-        model: the module whose buffers a skipped step restores.
-        scales: whether a loss scaler skips steps with infinite gradients by itself.
+        model: the module. If a step is skipped, its buffers are restored.
+        scales: whether a loss scaler (fp16) skips steps whose gradients are not finite.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SpikeGuard:
         """How many steps' data the rollbacks have left out; the data are so many steps ahead."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values for a checkpoint."""
+        """Return the state of the guard as plain values."""
         return {
             "recent": list(self.recent),
             "at": self.reaction_steps,
@@ -81,18 +81,18 @@ class SpikeGuard:
         self.rollback_step = state.get("back_at")
         self.left_out = state.get("left_out", 0)
 
-    # The step.
+    # Called during a step.
 
     def begin_step(self) -> None:
-        """Copy the buffers of the model, if the step may be skipped."""
+        """Keep a copy of the model's buffers, which `skips` restores; only in the mode "skip"."""
         if self.mode == "skip":
             self._buffers = [buffer.detach().clone() for buffer in self._model.buffers()]
 
     def marked(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss; if it is not finite, its gradient becomes NaN.
+        """Return the loss, with a gradient of NaN if it is not finite; only in the mode "skip".
 
-        Then the averaged gradient norm is NaN on all ranks. So all ranks learn that a rank's loss is not
-        finite, without a further message. A finite loss and its gradients keep their bits.
+        The averaged gradients, and so their norm, are then NaN on all ranks. So all ranks skip the step,
+        without a further message between them. A finite loss and its gradients stay the same to the bit.
         """
         if self.mode != "skip":
             return loss
@@ -100,7 +100,9 @@ class SpikeGuard:
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
 
     def skips(self, norm: torch.Tensor) -> bool:
-        """Decide whether to skip the update of a step; if so, restore the buffers.
+        """Decide whether to skip the update of a step: in the mode "skip", if the norm is not finite.
+
+        If so, restore the buffers of the model.
 
         Args:
             norm: the norm of the gradients, averaged over the ranks. Reading it waits for a GPU.
@@ -114,10 +116,10 @@ class SpikeGuard:
 
         return True
 
-    # Between steps.
+    # Called between steps.
 
     def problem(self, step: int, loss: float, norm: float) -> str:
-        """Return why a step is a spike, as a sentence; empty if it is not one.
+        """Return what is wrong with a step, as a sentence: not finite, or a spike; empty if nothing is.
 
         Args:
             step: number of the step.
@@ -138,10 +140,10 @@ class SpikeGuard:
         return ""
 
     def spoilt_checkpoint(self, step: int) -> int | None:
-        """Return the step of the last rollback's checkpoint if it led to a spike at `step` again, else None.
+        """Return the step of the checkpoint that the last rollback loaded, if it holds the cause of spikes.
 
-        Training from it, with other data, has not passed the step of the last spike. So the checkpoint
-        contains the cause, for example an optimizer state that is not finite.
+        This is so if the new spike at `step` is not after the last spike, although training has used other
+        data since. The cause may be an optimizer state that is not finite. Otherwise return None.
         """
         if self.reaction_steps and step <= self.reaction_steps[-1]:
             return self.rollback_step
@@ -166,10 +168,12 @@ class SpikeGuard:
 
 
 def spike_limit(losses: list[float]) -> float:
-    """Return the limit for the next loss: median + 8 * max(1.4826 * MAD, |median| / 10). Above it is a spike.
+    """Return the loss above which the next loss is a spike: median + 8 * max(1.4826 * MAD, |median| / 10).
+
+    MAD is the median absolute deviation from the median.
 
     Args:
-        losses: the losses of the last steps. If they are few, the limit is infinite.
+        losses: the losses of the last steps. If there are fewer than 16, the limit is infinite.
     """
     if len(losses) < _MIN_LOSSES:
         return math.inf

@@ -17,10 +17,11 @@ from slurmddp.training.distributon import Distributon
 
 
 class StepLoss:
-    """The loss of one step on this rank.
+    """The loss of one optimizer step on this rank, accumulated over its batches.
 
-    The count of a step is not known before its last batch. So `add` divides each sum by the mean count of the
-    first batches of all ranks, and `finish` corrects the gradients by a factor near 1.
+    A loss may be a pair (sum, count). The step's loss is then the sum of all sums over the sum of all counts,
+    which is known only after the last batch. So `add` divides each sum by an estimate, the mean count of the
+    first batches of all ranks, and `finish` scales the gradients by the correct factor.
 
     Args:
         distributon: the launched Distributon of the training.
@@ -30,7 +31,8 @@ class StepLoss:
     def __init__(self, distributon: Distributon, accumulate: int) -> None:
         self._distributon = distributon
         self._accumulate = accumulate
-        # Ranks whose gradients are not averaged don't wait for each other in each step.
+        # If the strategy does not average gradients in each step, ranks must not wait for each other. Then
+        # each rank divides by its own counts.
         self._is_shared = getattr(distributon._strategy, "averages_gradients", True)
         self._value = torch.zeros((), device=distributon.device)
         """The sum of the batches' sums; if they return means, the sum of the means over `accumulate`."""
@@ -54,7 +56,7 @@ class StepLoss:
 
         if self._count is None:
             self._divisor = self._mean(count)
-            # The first batches may count nothing although later batches count something.
+            # Avoid a division by 0: the first batches of all ranks may have a count of 0, and later ones not.
             if self._accumulate > 1:
                 self._divisor = self._divisor.clamp(min=1)
             self._count = torch.zeros_like(count)
@@ -64,9 +66,9 @@ class StepLoss:
         return total / self._divisor
 
     def finish(self, model: nn.Module) -> torch.Tensor:
-        """Correct the gradients of a model after its last backward pass; return the loss, a scalar.
+        """Scale the gradients of the step after its last backward pass, and return the loss, a scalar.
 
-        The mean of the result over the ranks is the loss of the step.
+        The loss of the step is the mean of the results of all ranks.
         """
         if self._count is None:
             return self._value
@@ -80,7 +82,7 @@ class StepLoss:
     def _mean(self, count: torch.Tensor) -> torch.Tensor:
         if self._is_shared:
             return self._distributon.all_reduce(count)
-        # A rank without a token divides by 1, and takes a step with a gradient of 0.
+        # A rank whose count is 0 divides by 1: its sum is 0, so its gradient is 0 and not NaN.
         return torch.where(count == 0, 1, count)
 
 

@@ -10,9 +10,10 @@ from slurmddp.slurm.units import parse_duration_s
 
 
 class TimeBudget:
-    """The time that a training may take over all attempts, evaluations included.
+    """The time that a training may take in all attempts together, evaluations included.
 
-    The time is part of the checkpoints, so that steps which are repeated after a failure count once.
+    Checkpoints contain the time used so far. So time after the last checkpoint of a failed attempt is not
+    counted: its steps are repeated.
 
     Args:
         limit: the value of `train.max_time`; None: no limit, and no time in the checkpoints.
@@ -25,18 +26,18 @@ class TimeBudget:
         self._since = time.monotonic()
 
     def resume(self, progress: dict[str, Any]) -> None:
-        """Continue from the time in a checkpoint's `progress`; if it has none, from 0."""
+        """Continue to count from the time in the `progress` of a checkpoint; from 0 if it has none."""
         self._before_s = progress.get("trained_s", 0.0)
         self._since = time.monotonic()
 
     def progress(self) -> dict[str, float]:
-        """Return the values to save in a checkpoint."""
+        """Return the time used so far, for `progress` of a checkpoint; empty without a limit."""
         if self._limit_s is None:
             return {}
         return {"trained_s": self._trained_s}
 
     def is_used_up(self) -> bool:
-        """Return whether the time is over, alike on all ranks. All ranks call it; it is a collective."""
+        """Decide whether the time is over, by rank 0's clock. All ranks call it, and get the same answer."""
         if self._limit_s is None:
             return False
         return collectives.from_zero(self._trained_s) >= self._limit_s

@@ -34,7 +34,7 @@ Source: NVIDIA's data sheets of these GPUs. H100 without "PCIe" is the SXM versi
 
 
 class Utilization:
-    """Recorder of how well a training uses its devices.
+    """Recorder of floating point operations per second, MFU and peak memory of a training.
 
     Args:
         distributon: the launched Distributon of the training.
@@ -52,7 +52,10 @@ class Utilization:
         """The largest peak memory of a rank that was recorded."""
 
     def count(self, batch: Any) -> None:
-        """Count the operations for a batch on rank 0, if `train.flops` is true."""
+        """On rank 0, if `train.flops` is true, store the number of operations for `batch`.
+
+        If they can't be counted, log and record a warning.
+        """
         if not (self._components.settings.flops and self._distributon.is_global_zero):
             return
 
@@ -65,13 +68,15 @@ class Utilization:
             self._distributon.print(text)
 
     def at(self, rate: float) -> dict[str, float]:
-        """Return the TFLOP/s of a rank at a rate, and the MFU if the peak of the device is known.
-
-        The model FLOPs utilization is the share of the device's largest operations per second (Chowdhery
-        et al., PaLM, 2022, appendix B).
+        """Return how well each rank uses its device at a speed.
 
         Args:
             rate: samples or tokens per second over all ranks.
+
+        Returns:
+            "tflops": 10^12 operations per second of a rank. "mfu", if the peak of the device is known: the
+            model FLOPs utilization, their fraction of the peak (Chowdhery et al., PaLM, 2022, appendix B).
+            Empty if operations are not counted.
         """
         if not self._flops:
             return {}
@@ -89,7 +94,7 @@ class Utilization:
         return utilization
 
     def record_memory(self, step: int) -> None:
-        """Record the peak memory of all ranks if it has grown by over 1 %. All ranks call it."""
+        """Record the peak memory of all ranks, if the largest has grown by over 1 %. All ranks call it."""
         device = self._distributon.device
         peak_bytes = self._distributon.all_gather(peak_memory(device))
         if max(peak_bytes) > 1.01 * self._recorded_bytes:
@@ -98,7 +103,7 @@ class Utilization:
 
 
 def utilization_text(utilization: Mapping[str, float]) -> str:
-    """Return the end of a log line for a result of `Utilization.at`; empty if nothing is known."""
+    """Return the values of `Utilization.at` as the end of a log line; empty if there are none."""
     text = ""
     if "tflops" in utilization:
         text += f", {utilization['tflops']:.3g} TFLOP/s per rank"
@@ -108,7 +113,7 @@ def utilization_text(utilization: Mapping[str, float]) -> str:
 
 
 def peak_flops(name: str, precision: str, *, tf32: bool) -> float | None:
-    """Return the largest operations per second of a GPU, or None if they are not known.
+    """Return the peak floating point operations per second of a GPU, or None if they are not in PEAKS.
 
     Args:
         name: the result of torch.cuda.get_device_name.
@@ -127,7 +132,7 @@ def peak_flops(name: str, precision: str, *, tf32: bool) -> float | None:
 
 
 def peak_flops_of(device: torch.device, precision: str) -> float | None:
-    """Return the largest operations per second of this rank's device, or None if they are not known."""
+    """Return the peak floating point operations per second of a device, or None if they are unknown."""
     if device.type != "cuda":
         return None
 
@@ -136,20 +141,20 @@ def peak_flops_of(device: torch.device, precision: str) -> float | None:
 
 
 def count_flops(model: nn.Module, loss: Callable[..., Any], batch: Any) -> int:
-    """Return the floating point operations of the forward and backward pass for a batch.
+    """Return the number of floating point operations of a forward and backward pass on a batch.
 
-    The passes run on tensors without data. So they cost no device time, and change neither the model nor its
-    buffers nor random states. Attention counts as if no entry were masked.
+    Both passes run on torch's fake tensors, which have no data. So they take no device time, and change
+    neither the model nor its buffers nor random states. Masked entries of attention are counted too.
 
     Args:
         model: the bare module; a copy of its structure runs.
         loss: a function of (outputs, targets) that returns a scalar, or a pair whose first value is a scalar.
-        batch: a batch as the data gives it.
+        batch: a batch as the loader yields it.
 
     Raises:
         Exception: the model can't run without data, for example because it branches on a value.
     """
-    # Imported on use: sympy, which fake tensors need, takes a second.
+    # Import these modules here and not at the top: fake tensors import sympy, which takes a second.
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -161,7 +166,8 @@ def count_flops(model: nn.Module, loss: Callable[..., Any], batch: Any) -> int:
             memo = {id(tensor): fake.from_tensor(tensor) for tensor in tensors}
             shadow = copy.deepcopy(model, memo)
             batch = pytree.tree_map_only(torch.Tensor, fake.from_tensor, batch)
-            # The formulas for fused attention miss the kernels of CPUs (torch 2.13).
+            # Compute attention by plain operations (MATH): torch 2.13 does not count the operations of fused
+            # attention on CPUs.
             with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
                 result = loss(*forward(shadow, batch))
                 scalar = result if isinstance(result, torch.Tensor) else result[0]
@@ -173,7 +179,7 @@ def count_flops(model: nn.Module, loss: Callable[..., Any], batch: Any) -> int:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory of this rank in bytes: on its GPU; if it computes on a CPU, on the host."""
+    """Return the peak memory of this rank in bytes: of its GPU, or of its process if it computes on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return peak_memory_bytes()

@@ -160,7 +160,9 @@ def test_a_writer_that_ends_is_replaced_and_fails_only_the_save_that_it_was_writ
     writers[1].send_signal(signal.SIGSTOP)
     write(saves, tmp_path, 3)
     writers[1].kill()
-    with pytest.raises(CheckpointError, match="wrote the checkpoint of step 3 has ended"):
+    with pytest.raises(
+        CheckpointError, match="writer process ended before the checkpoint of step 3 was complete"
+    ):
         saves.finish()
     write(saves, tmp_path, 4)
     saves.finish()

@@ -202,7 +202,8 @@ def test_another_number_of_loader_workers_is_refused_within_an_epoch(before: int
     resumed = make(Placed, now)
     resumed.load_state_dict(stopped_at(before, 0).state_dict())
     with pytest.raises(
-        MismatchError, match=rf"{before} loader workers per rank shared Placed.*train.workers={before}"
+        MismatchError,
+        match=rf"{before} loader worker\(s\) per rank read the iterable Placed.*train.workers={before}",
     ):
         resumed.load_state_dict(stopped_at(before).state_dict())
 
@@ -213,7 +214,9 @@ def test_a_resume_within_an_epoch_needs_as_many_ranks() -> None:
     one = make(Placed, 0)
     one.load_state_dict(stopped_at(0, 0, 2).state_dict())
     one.check_rank_states([states[0], states[0]])
-    with pytest.raises(MismatchError, match=r"2 ranks had read 3 batches each of Placed.*with 2 ranks, or"):
+    with pytest.raises(
+        MismatchError, match=r"2 rank\(s\) had trained 3 batch\(es\) each of Placed.*with 2 ranks, or"
+    ):
         one.check_rank_states(states)
     with pytest.raises(MismatchError, match=r"Resume with 2 ranks and num_workers=0, or"):
         make(Placed, 2).check_rank_states(states)
@@ -223,7 +226,7 @@ def test_a_resume_within_an_epoch_needs_as_many_ranks() -> None:
         one.check_rank_states([states[0], {**states[0], "epoch": 1}])
     make(Placed, 0, ranks=2).check_rank_states([states[0], {**states[0], "epoch": 1}])
     assert isinstance(one, IterableLoader)
-    with pytest.raises(MismatchError, match="0 loader workers per rank shared Placed"):
+    with pytest.raises(MismatchError, match=r"0 loader worker\(s\) per rank read the iterable Placed"):
         make(Placed, 2, ranks=2).check_rank_states(states)
 
 
@@ -232,7 +235,7 @@ def test_a_refused_checkpoint_loads_nothing() -> None:
     rng = [{"data": [loader.rank_state()]} for loader in stopped]
     state = {"objects": {}, "loaders": [stopped[0].state_dict()], "rng": rng}
     training_state.check(state, {}, [make(Placed, 0, 0, 2)], lambda module: module)
-    with pytest.raises(MismatchError, match="2 ranks had read 3 batches each"):
+    with pytest.raises(MismatchError, match=r"2 rank\(s\) had trained 3 batch\(es\) each"):
         training_state.check(state, {}, [make(Placed, 0)], lambda module: module)
 
 

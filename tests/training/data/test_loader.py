@@ -149,7 +149,7 @@ def test_remaining_counts_the_batches_of_a_resumed_epoch(
 
 @pytest.mark.parametrize(("samples", "ranks"), [(1, 2), (3, 4)])
 def test_fewer_samples_than_ranks_are_refused(samples: int, ranks: int) -> None:
-    with pytest.raises(ConfigError, match=f"has {samples} samples for {ranks} ranks"):
+    with pytest.raises(ConfigError, match=rf"has {samples} sample\(s\), fewer than the {ranks} ranks"):
         loader_of(range(samples), ranks=ranks)
     assert len(epoch_of(loader_of(range(samples), ranks=ranks, even=False))) == 1
     assert len(loader_of(range(ranks), ranks=ranks)) == 1

@@ -176,13 +176,13 @@ def test_other_ranks_can_resume_only_between_epochs() -> None:
     stopped, resumed = make(ranks=2, sampler=Turned()), make(sampler=Turned())
     resumed.load_state_dict(stopped.state_dict())
     next(walk := iter(stopped))
-    with pytest.raises(MismatchError, match="2 ranks had read 1 batches each of Numbers"):
+    with pytest.raises(MismatchError, match=r"2 rank\(s\) had trained 1 batch\(es\) each of Numbers"):
         resumed.load_state_dict(stopped.state_dict())
     del walk
 
 
 def test_a_position_without_a_users_sampler_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="had no sampler of the user"):
+    with pytest.raises(CheckpointError, match="a sampler of your own or iterable data"):
         make(sampler=Turned()).load_state_dict(loader_of(range(SAMPLES)).state_dict())
 
 

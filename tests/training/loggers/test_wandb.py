@@ -42,7 +42,8 @@ def test_an_unreachable_server_leads_to_an_offline_run(run: LoggedRun, monkeypat
     monkeypatch.delenv("WANDB_MODE")
     WandbLogger(project="x").start(run)
     assert (
-        f"wandb writes offline. To upload the run: wandb sync {run.folder}/wandb/offline-run-" in caplog.text
+        f"wandb is offline. To upload the metrics later: wandb sync {run.folder}/wandb/offline-run-"
+        in caplog.text
     )
     assert [(one["mode"], one["project"], one["name"]) for one in inits] == [
         (None, "x", "gpt-1"),

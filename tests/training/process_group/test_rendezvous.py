@@ -63,7 +63,7 @@ def test_a_requeue_finds_its_own_rank_zero_while_the_old_one_still_listens(monke
             assert are_shared(*meet(two_ranks("9.0.1")))
         finally:
             over.set()
-        with pytest.raises(StoppedAtCheckpoint, match="before the ranks had met"):
+        with pytest.raises(StoppedAtCheckpoint, match="before all ranks had joined"):
             old.result()
 
 
@@ -184,7 +184,7 @@ def test_a_stop_before_all_ranks_have_joined_ends_the_wait_of_all(present, signa
         return caught.value.message
 
     with ThreadPoolExecutor(len(present)) as pool:
-        assert all("had met" in message for message in pool.map(outcome, present))
+        assert all("had joined" in message for message in pool.map(outcome, present))
 
 
 def test_a_stop_as_the_last_rank_joins_stops_all_ranks_or_none():
@@ -211,7 +211,7 @@ def test_a_file_that_is_no_whole_store_is_refused_at_once(tmp_path):
     whole, key = file.read_bytes(), b"\1" + bytes(3) + b"k"
     for damaged in (whole[:-3], whole + key, whole + b"text", b"x" * 300):
         file.write_bytes(damaged)
-        with pytest.raises(ConfigError, match=r"store \(init_method\) is not a whole store") as caught:
+        with pytest.raises(ConfigError, match=r"store \(init_method\) is not a complete FileStore") as caught:
             open_store(rank(1, 2), 0.1, f"file://{file}")
         assert "Delete the file" in caught.value.hint
     file.write_bytes(whole)

@@ -152,7 +152,7 @@ def test_the_loss_of_the_store_is_warned_of_and_the_rank_obeys_its_own_signal(
         assert "Rank 1" in said and "store" in said
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(
-            RankFailure, match=r"SIGTERM on rank 1 .* store on the first rank went away"
+            RankFailure, match=r"SIGTERM on rank 1 .* connection to torch's store was lost"
         ) as raised:
             agreement.should_stop()
         assert isinstance(raised.value.__cause__, RuntimeError), "so that the rank's exit code is a stop's"
@@ -182,7 +182,7 @@ def test_the_loss_of_the_store_during_the_agreement_is_a_rank_failure(store_host
     with closing(StopAgreement(store, 1, 2, poll_s=0.01, timeout_s=60)) as agreement:
         agreement.request("a wish")
         threading.Thread(target=kill_when_posted, args=store_host).start()
-        with pytest.raises(RankFailure, match="store on the first rank went away"):
+        with pytest.raises(RankFailure, match="connection to torch's store was lost"):
             while not agreement.should_stop():
                 time.sleep(0.005)
 

@@ -110,7 +110,7 @@ def test_a_loss_of_several_numbers_is_refused_with_its_name_and_shape() -> None:
 def test_a_result_that_is_no_loss_is_refused_with_the_name_of_its_function(value: Any, returned: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"my_nets.badloss returned {returned}, but")) as refused:
         loss_of_batch(value, "my_nets.badloss")
-    assert "a pair of such a sum and a count" in refused.value.hint
+    assert "or a pair (sum, count)" in refused.value.hint
     assert loss_of_batch((torch.ones(1), 2), "mine.loss") == (1, 2)
 
 

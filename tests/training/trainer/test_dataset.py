@@ -109,7 +109,7 @@ def test_the_state_of_another_number_of_loader_workers_is_refused_before_anythin
     before = final_state(folder)
     changed = make_config("Placed", workers=1)
     (error,) = run_ranks(trainer_jobs.error_of_training, 1, changed, str(folder.path))
-    assert "0 loader workers per rank shared Placed" in error and "train.workers=0" in error
+    assert "0 loader worker(s) per rank read the iterable Placed" in error and "train.workers=0" in error
     assert_same(before, final_state(folder))
 
 
