@@ -55,11 +55,11 @@ class State(str, Enum):
     - RUNNING: ranks run. It becomes RESTARTING when ranks or nodes fail and the restart policy allows another
       worker group, AWAITING_CAUSE or ENDING when it does not, and ENDING when all ranks are done.
     - AWAITING_CAUSE: ranks have failed, apparently because of a failure that is not reported yet. It becomes
-      RESTARTING or ENDING when that report arrives, and ENDING after a moment without it.
-    - AWAITING_SAVES: a script's rank has failed at a stop, while others may still save. It becomes ENDING
-      when they have left, or after a while.
+      RESTARTING or ENDING when that failure is reported, and ENDING after CAUSE_WAIT_S without a report.
+    - AWAITING_SAVES: a script's rank has failed after the run was asked to stop, while other ranks may still
+      save. It becomes ENDING when the other ranks have ended, and after STOP_WAIT_S.
     - RESTARTING: the agents kill their ranks. It becomes RUNNING when no rank is left, or ENDING if a report
-      that came in the meantime forbids the restart.
+      that came in the meantime rules out the restart.
     - ENDING: all agents were ordered to leave. This state is final.
     """
 
@@ -103,16 +103,19 @@ class Group:
 
     @property
     def cause(self) -> Failure:
-        """Return the failure that has caused the others."""
+        """Return the failure that most likely came first and caused the others."""
         return likely_first([*self.failures, *self.left.values()])
 
     def reach(self, step: int, at: float) -> None:
-        """Note that a rank completed `step` as its last step, at the time `at`."""
+        """Note that a rank's last completed step is `step`, which it completed at the time `at`."""
         self.step = max(self.step, step)
         self.stepped_at = max(self.stepped_at, at)
 
     def hung_at_exit(self) -> dict[int, msg.HungAtExit]:
-        """Return the reports of hung ranks by agent, once all other ranks have ended well; empty before."""
+        """Return the reports of ranks that hang at their exit, by agent, once all others have ended well.
+
+        Empty before, and if no rank hangs.
+        """
         hung = {
             agent: report for agent, report in self.hung.items() if agent not in self.done and report.reports
         }
@@ -123,7 +126,10 @@ class Group:
 
 
 class Coordinator:
-    """Decide for all agents of one attempt; times are seconds of one monotonic clock."""
+    """Decides when the ranks of all nodes start, restart and end, in one attempt.
+
+    Its decisions are the `orders` to the agents. Times are seconds of one monotonic clock.
+    """
 
     def __init__(
         self,
@@ -138,10 +144,10 @@ class Coordinator:
 
         Args:
             rules: the rules of the run.
-            hosts: the host of each agent.
+            hosts: the host name of each agent, by the node rank of the agent.
             recorder: writes the records of the attempt.
             now: the time.
-            meet: returns where the ranks of a worker group can meet.
+            meet: returns MASTER_ADDR and MASTER_PORT for a worker group.
             is_over: returns whether a person has ended the run, or a later attempt has begun.
         """
         self.orders: list[tuple[int, msg.Order]] = []
@@ -155,7 +161,7 @@ class Coordinator:
         self._later: list[Callable[[], object]] = []
         """Records to write once the orders are sent."""
 
-        # The nodes.
+        # State of the nodes.
         self._joining = JoinWait(hosts, rules, recorder, now)
         self._present = {0}
         """Agents that have joined and are not gone."""
@@ -169,7 +175,7 @@ class Coordinator:
         self._shrunk: Failure | None = None
         """Why a node is missing, if the other nodes continue without a replacement."""
 
-        # The worker groups.
+        # State of the worker groups.
         self._group = Group(Assignment(-1, tuple(range(rules.nodes))))
         self._furthest = -1
         """The last step that any earlier worker group has completed."""
@@ -185,7 +191,7 @@ class Coordinator:
 
     @property
     def next_deadline(self) -> float:
-        """Return when to call `poll` at the latest; `math.inf` if only a message can change anything."""
+        """Return the time at which to call `poll` at the latest; `math.inf` if no deadline is set."""
         if self.state == State.JOINING:
             return self._joining.next_notice
 
@@ -200,13 +206,13 @@ class Coordinator:
     def _is_awaiting(self) -> bool:
         return self.state in (State.AWAITING_CAUSE, State.AWAITING_SAVES)
 
-    # Messages and time.
+    # Calls by the agent: messages and deadlines.
 
     def receive(self, sender: int, message: msg.Message, now: float) -> None:
-        """Handle a message of an agent, or of the link about the agent."""
+        """Handle a message from the agent `sender`, or from the link about this agent."""
         group = self._group
         if isinstance(message, msg.Report):
-            # The report may be about a worker group that has been replaced meanwhile.
+            # Ignore a report about a worker group that has been replaced meanwhile.
             if message.restart_count != group.assignment.restart_count:
                 return
             group.left |= {failure.rank: failure for failure in message.left if failure.rank is not None}
@@ -245,7 +251,12 @@ class Coordinator:
                 self._compare(message, now)
 
     def poll(self, now: float, missing: Sequence[int] = ()) -> None:
-        """Act if a deadline has passed; `missing` are the agents that have not joined yet."""
+        """Act on the deadlines that have passed.
+
+        Args:
+            now: the time.
+            missing: the agents that have not joined yet; used before the ranks start.
+        """
         if self.state == State.JOINING:
             self._present = set(range(self._rules.all_nodes)) - set(missing) - self._gone.keys()
             self._join(now)
@@ -256,7 +267,7 @@ class Coordinator:
     def leave(self, code: int) -> None:
         """Order all agents to leave; agents without ranks exit with `code`.
 
-        If a rank has failed at a stop, the attempt ends as failed.
+        If a script's rank has failed after the run was asked to stop, the attempt ends as failed instead.
         """
         if self.state == State.AWAITING_SAVES:
             self.fail(self._group.cause)
@@ -267,14 +278,15 @@ class Coordinator:
 
     def fail(self, cause: Failure) -> None:
         """End the attempt as failed: record the cause and order all agents to end their ranks and leave."""
-        # The record of an earlier failure comes before the record of this one.
+        # Write the record of an earlier restart before the record of this failure.
         self.write_records()
         if self.state == State.ENDING:
             return
 
         if cause.exit_code == EXIT_CONFIG and self._shrunk is not None and self._group.step < 0:
-            self._recorder.log("the ranks refuse to continue on fewer nodes")
-            # A wrong configuration would end the run. The next attempt gets all nodes again.
+            self._recorder.log("the configuration does not allow the ranks to continue on fewer nodes")
+            # Recorded as a wrong configuration, this failure would end the run. Recorded as the loss of a
+            # node, it leads to a next attempt, which gets all nodes again.
             cause = self._shrunk
 
         decision = self._decide()
@@ -286,7 +298,7 @@ class Coordinator:
         self.state = State.ENDING
         self._order(self._present, msg.Fail(code=node_code(cause)))
 
-    # Nodes.
+    # Joined, lost and unhealthy nodes.
 
     def _join(self, now: float) -> None:
         self._stopping = self._stopping or self._is_over()
@@ -322,22 +334,30 @@ class Coordinator:
             self._recorder.warn(describe(failure))
             return
 
-        # Other nodes may accept what this node refuses. So its refusal counts as a lost node, if the job
-        # tolerates that.
+        # What this node can't do, another node may be able to do. So the failure counts as the loss of the
+        # node if the job tolerates it.
         self._group.failures.append(gone if self._rules.tolerates_node_loss else failure)
         self._react(now)
 
     def _remove(self, agent: int, failure: Failure) -> bool:
-        """Remove an agent for good; return whether ranks that have not ended are lost with it."""
+        """Remove an agent for good.
+
+        Args:
+            agent: the agent.
+            failure: why it is removed.
+
+        Returns:
+            Whether the agent had ranks of the present worker group that had not all ended well.
+        """
         group = self._group
         self._gone[agent] = failure
         self._present.discard(agent)
-        # An agent that is gone does not answer `KillWorkers`.
+        # An agent that is gone does not answer `KillWorkers`, so the restart must not wait for it.
         group.killing.discard(agent)
         if self.state == State.JOINING or agent in group.done:
             return False
 
-        # A spare ran no ranks, so no restart follows, and its loss is recorded now.
+        # A spare ran no ranks, so no restart follows, which would record its loss. Record it now.
         if agent not in group.assignment.agents:
             self._recorder.continue_without([agent])
             return False
@@ -346,11 +366,17 @@ class Coordinator:
         return True
 
     def _exclude(self, unhealthy: Mapping[int, str]) -> None:
-        """Start no more ranks on nodes that did not pass the preflight, if the job tolerates their loss."""
+        """Mark nodes that did not pass the preflight: they run no more ranks in this attempt.
+
+        Do nothing if the job does not tolerate the loss of nodes.
+
+        Args:
+            unhealthy: the findings of the preflight, by node rank in the present worker group.
+        """
         if not self._rules.tolerates_node_loss:
             return
 
-        # Ranks report nodes by their node ranks, which change with the worker group.
+        # Ranks report nodes by node ranks, which each worker group numbers anew. Agents keep their numbers.
         agents = self._group.assignment.agents
         reasons = {agents[node_rank]: reason for node_rank, reason in unhealthy.items()}
         for agent in sorted(reasons.keys() - self._unhealthy.keys()):
@@ -359,19 +385,19 @@ class Coordinator:
                 f"{names_of([agent], self._hosts)} did not pass the preflight: {reasons[agent]}"
             )
 
-    # Ranks.
+    # Ranks that stop, finish or hang.
 
     def _forward_stop(self, sender: int, request: msg.StopRequested) -> None:
-        """Ask the ranks of the other nodes to stop as well; all ranks agree on the step."""
+        """Order the agents of the other nodes to stop their ranks, at the first request."""
         is_first = not self._stopping
         self._stopping = True
-        # All agents get the same signals from SLURM, and each of them reports a request.
+        # Each agent may report a request, because SLURM signals all agents. One order is enough.
         if is_first and self.state == State.RUNNING:
             others = self._group.agents - self._group.done.keys() - {sender}
             self._order(others, msg.RequestStop(signal=request.signal, by_slurm=request.by_slurm))
 
     def _note(self, message: msg.Report, now: float) -> None:
-        """Note failures, unhealthy nodes and completed steps."""
+        """Add a report's failures, unhealthy nodes and last completed step to the state of the group."""
         if isinstance(message, msg.FailureReport):
             self._group.failures += message.failures
             self._exclude(message.unhealthy)
@@ -393,19 +419,23 @@ class Coordinator:
             self.leave(errors.combine_exit_codes(group.done.values()))
             return
 
-        # The ranks of the other nodes follow ranks that have stopped or finished.
+        # Ranks of the other nodes should stop or finish soon, too. Their agents watch that.
         if is_news:
             self._order(group.agents - group.done.keys(), msg.OthersDone(code=message.code))
         self._end_hung_at_exit(now)
 
     def _end_hung_at_exit(self, now: float) -> None:
-        """End the ranks that hang at their exit once all others have ended well, whose result stands."""
+        """Once all other ranks have ended well, order the end of the ranks that hang at their exit.
+
+        The exit codes of the other ranks then count for them. If a hanging rank is not at its exit, it counts
+        as failed.
+        """
         hung = self._group.hung_at_exit()
         if self.state != State.RUNNING or not hung:
             return
 
         rank_reports = [rank_report for report in hung.values() for rank_report in report.reports]
-        # A rank that is not at its exit may wait for ranks that have left too early.
+        # A hanging rank that is not at its exit may wait for ranks that have ended too early.
         stuck = [report for report in rank_reports if not stuck_rank.at_exit(report)]
         if stuck:
             self._fail_stuck(Verdict(stuck[0], stuck_rank.why(rank_reports, stuck[0])), now)
@@ -429,21 +459,24 @@ class Coordinator:
             self._recorder.slow(straggler, group.assignment.restart_count)
 
     def _end_hang(self, now: float) -> None:
-        """Count the stuck rank as failed once the reports of all agents name it."""
+        """Diagnose a suspected hang once the reports have come or their time is over.
+
+        The rank that the diagnosis finds stuck counts as failed.
+        """
         group = self._group
         if group.diagnosis is None or not group.diagnosis.is_complete(now):
             return
 
         verdict = group.diagnosis.verdict()
         group.diagnosis = None
-        # The worker group may have failed while the reports came.
+        # If the worker group has failed in the meantime, the diagnosis is not needed.
         if verdict is not None and self.state == State.RUNNING:
             self._fail_stuck(verdict, now)
 
     def _fail_stuck(self, verdict: Verdict, now: float) -> None:
         group = self._group
         self._recorder.stalled(verdict.report, group.assignment.restart_count)
-        # The time of the step is not in the report of a stuck rank.
+        # 0.0 keeps the known time of the last step: the report of a stuck rank has none.
         group.reach(verdict.report.step, 0.0)
         group.failures.append(verdict.failure(group.assignment.agents, self._rules.ranks_per_node))
         self._react(now)
@@ -451,7 +484,7 @@ class Coordinator:
     # Restarts.
 
     def _react(self, now: float) -> None:
-        """Restart the ranks after a failure, or end the attempt."""
+        """After a failure, restart the ranks, wait for further reports, or end the attempt."""
         group = self._group
         if self.state == State.JOINING:
             self.fail(group.cause)
@@ -462,7 +495,7 @@ class Coordinator:
                 self.state = State.RESTARTING
                 group.killing = group.agents - group.lost
                 self._order(group.killing, msg.KillWorkers())
-            # A rank that only lost its peer may be reported before the rank that failed.
+            # A rank that failed because it lost its peer may be reported before that peer.
             elif is_consequence(group.cause):
                 self._wait(State.AWAITING_CAUSE, now + CAUSE_WAIT_S)
             elif group.cause.asked_to_stop and not group.agents <= group.done.keys():
@@ -471,7 +504,7 @@ class Coordinator:
                 self.fail(group.cause)
 
     def _wait(self, state: State, until: float) -> None:
-        """Wait for further reports, unless that wait has begun already."""
+        """Enter `state` until the time `until`, to wait for reports; a wait that has begun keeps its end."""
         if self.state in (State.RUNNING, State.AWAITING_CAUSE) and self.state != state:
             self.state = state
             self._end_by = until
@@ -497,23 +530,23 @@ class Coordinator:
         return choose_agents(self._group.assignment.agents, healthy, self._rules)
 
     def _go_on_if_killed(self, now: float) -> None:
-        """Start the next worker group, or end the attempt, once no rank of a killed group is left."""
+        """Once all agents have killed their ranks, start the next worker group or end the attempt."""
         if self.state != State.RESTARTING or self._group.killing:
             return
 
-        # The reports since the first decision name all ranks that died by themselves. They may forbid the
+        # Decide again: since the first decision more failed ranks were reported, and one may rule out the
         # restart, for example by the exit code of a wrong configuration.
         if self._decide().restart:
             self._restart(now)
         elif self._stopping:
             self._recorder.failed(self._group.cause, self._group.assignment.restart_count)
-            self._recorder.log("asked to stop before the ranks were started again")
+            self._recorder.log("the run was asked to stop before the ranks were restarted")
             self.leave(EXIT_STOPPED)
         else:
             self.fail(self._group.cause)
 
     def _restart(self, now: float) -> None:
-        """Start the next worker group; the records of the failure wait until the ranks have started."""
+        """Order the start of the next worker group; the failure is recorded after the orders are sent."""
         group = self._group
         agents = self._next_agents()
         if len(agents) < len(group.agents):
@@ -526,7 +559,7 @@ class Coordinator:
     def _record_restart(self, failed: Group, silent_s: float) -> None:
         before = failed.assignment
         cause = failed.cause
-        # The finding of the preflight says more than the exit codes of the ranks.
+        # Record the finding of the preflight as the cause: it says more than the exit codes of the ranks.
         unhealthy = [agent for agent in before.agents if agent in self._unhealthy]
         if unhealthy:
             cause = unhealthy_node(unhealthy[0], self._hosts, self._unhealthy[unhealthy[0]])
@@ -535,7 +568,7 @@ class Coordinator:
         self._recorder.restarted(self._group.assignment, before, cause, failed.step, silent_s)
 
     def write_records(self) -> None:
-        """Write the records that wait until the orders are sent; the agent calls this after sending."""
+        """Write the records that were postponed; the agent calls this after it has sent the orders."""
         while self._later:
             self._later.pop(0)()
 
@@ -548,7 +581,7 @@ class Coordinator:
             restart_count=restart_count,
             agents=agents,
             master=self._meet(self._group.assignment),
-            # Before the first step some nodes may be unchecked, such as a spare that takes a place.
+            # Until a step was completed, some nodes may be unchecked, such as a spare that replaces a node.
             preflight=self._furthest < 0,
             excluded=tuple(sorted(self._unhealthy)),
         )

@@ -18,12 +18,15 @@ _SPARES_WAIT_S = 10.0
 
 
 def names_of(agents: Sequence[int], hosts: Sequence[str]) -> str:
-    """Return `node 3 (c07), node 4 (c08)`."""
+    """Return the names of agents in a message, such as `node 3 (c07), node 4 (c08)`; at most 8 in full."""
     return first_items([f"node {agent} ({hosts[agent]})" for agent in agents], 8)
 
 
 class JoinWait:
-    """Node 0's wait for all agents; times are of one monotonic clock."""
+    """Decides on node 0 how long to wait for the agents of all nodes, and reports the missing nodes.
+
+    Times are seconds of one monotonic clock.
+    """
 
     def __init__(self, hosts: Sequence[str], rules: Rules, recorder: Recorder, now: float) -> None:
         self._hosts = hosts
@@ -42,11 +45,11 @@ class JoinWait:
         Args:
             now: the time.
             present: the agents that have joined and are not gone.
-            gone: the agents that were lost again, with the reasons; the wait ignores them.
+            gone: the agents that were lost or can run no ranks, with the reasons; they are not awaited.
 
         Returns:
-            None to wait on. Else the agents that run ranks, in the order of the ranks, and why a node is
-            missing; no agents if too few have joined.
+            None to continue the wait. Otherwise two values: the agents that run ranks, in the order of the
+            ranks (empty if too few have joined), and why a node is missing (None if none is).
         """
         rules = self._rules
         places = range(rules.nodes)
@@ -54,7 +57,7 @@ class JoinWait:
         waited_s = now - self._begun
         agents = choose_agents(places, present, rules)
 
-        # A missing spare or late node does not hold up the others for long.
+        # If enough nodes have joined, the ranks wait only `_SPARES_WAIT_S` for the rest, such as a spare.
         enough = len(agents) == rules.nodes and waited_s >= _SPARES_WAIT_S
         can_begin = bool(choose_agents(places, present | coming, rules))
         if not coming or enough or not can_begin:
@@ -73,7 +76,7 @@ class JoinWait:
         return agents, missed[min(missed)] if missed else None
 
     def _notify(self, now: float, coming: Sequence[int], joined: int) -> None:
-        """Name the missing nodes in the log and in the record, if a notice is due."""
+        """Write the missing nodes to the log and the record, if the next notice is due."""
         if now < self.next_notice:
             return
 

@@ -18,37 +18,37 @@ from slurmddp.launchers.watchdog.stuck_rank import RankReport
 from slurmddp.runs.failures.failure import Failure
 
 _LINES_BYTES = MAX_MESSAGE_BYTES // 4
-"""The most bytes for the log lines of one list of failures.
+"""The largest size in bytes of all log lines in one list of failures.
 
-A message holds at most two lists of failures, with other facts about each failure.
+A message holds at most two lists of failures, and each failure has other fields, too.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """Anything that one agent sends to another."""
+    """A message between two agents, or from the link to an agent."""
 
 
-# From the link.
+# Messages that the link itself adds.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Joined(Message):
-    """The agent has connected to node 0."""
+    """The agent of another node has connected to node 0's agent."""
 
     host: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lost(Message):
-    """The connection to the agent ended without a farewell."""
+    """The connection to an agent ended, or the agent fell silent, without a farewell."""
 
     why: str = ""
     together: int = 0
     """How many agents fell silent together; 0 if another agent still sends."""
 
 
-# From an agent to the coordinator.
+# Requests and reports of an agent to the coordinator.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +57,12 @@ class StopRequested(Message):
 
     signal: int
     by_slurm: bool = False
-    """Whether SLURM itself has sent the signal to the ranks, past the agent."""
+    """Whether SLURM itself has sent the signal to the ranks, without the agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentUnable(Message):
-    """The agent can run no ranks."""
+    """The agent can run no ranks, for the reason `failure`."""
 
     failure: Failure
 
@@ -78,7 +78,7 @@ class Report(Message):
     silent_s: float = math.inf
     """Seconds since the node completed this step."""
     left: tuple[Failure, ...] = ()
-    """Ranks that exited with 0. If other ranks still needed them, they exited too early."""
+    """Ranks that exited with 0, as failures: they exited too early if other ranks still needed them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class FailureReport(Report):
 
     failures: tuple[Failure, ...] = ()
     unhealthy: Mapping[int, str] = field(default_factory=dict)
-    """The reasons of nodes that did not pass the preflight, by node rank."""
+    """Why nodes did not pass the preflight, by node rank."""
 
 
 class WorkersFailed(FailureReport):
@@ -95,7 +95,10 @@ class WorkersFailed(FailureReport):
 
 
 class WorkersKilled(FailureReport):
-    """No rank is left on the node, as `KillWorkers` has ordered. The `failures` came before the kill."""
+    """No rank is left on the node, as `KillWorkers` has ordered.
+
+    `failures` are those of ranks that ended by themselves before the kill.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,30 +110,34 @@ class WorkersDone(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class HangSuspected(Report):
-    """No rank of the node has shown a heartbeat within its limit."""
+    """No rank of the node has shown a new heartbeat within the limit of its phase (see `Watchdog`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StacksReported(Report):
-    """The answer to `ReportStacks`."""
+    """The states and stacks of the node's ranks: the answer to `ReportStacks`."""
 
     reports: tuple[RankReport, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaceReported(Report):
-    """The steps of the node's ranks, and how long they took; sent twice a minute."""
+    """The number of steps of the node's ranks, and how long they took; sent twice a minute."""
 
     paces: Mapping[int, Pace]
+    """The sums of each rank since its start, by global rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HungAtExit(Report):
-    """All ranks that are left on the node hang at their exit. Empty `reports` withdraw an earlier message."""
+    """All ranks that still run on the node hang at their exit.
+
+    A message without `reports` withdraws the node's earlier message.
+    """
 
     reports: tuple[RankReport, ...] = ()
     codes: tuple[int, ...] = ()
-    """Exit codes of the node's other ranks."""
+    """Exit codes of the node's ranks that have ended with 0 or 75."""
 
 
 # Orders of the coordinator.
@@ -138,12 +145,12 @@ class HungAtExit(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Order(Message):
-    """An order of the coordinator to one agent, which may be the coordinator's own."""
+    """An order of the coordinator to one agent, which may be node 0's own agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartWorkers(Order):
-    """Start the ranks of a worker group. An agent that is not among `agents` waits as a spare."""
+    """The order to start the ranks of a worker group. An agent that is not in `agents` waits as a spare."""
 
     restart_count: int
     agents: tuple[int, ...]
@@ -158,21 +165,21 @@ class StartWorkers(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class KillWorkers(Order):
-    """Kill the ranks and answer with `WorkersKilled`: another worker group follows."""
+    """The order to kill the ranks and answer with `WorkersKilled`: another worker group follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestStop(Order):
-    """Send the ranks the signal by which the run was asked to stop on another node."""
+    """The order to send the ranks the signal with which another node was asked to stop the run."""
 
     signal: int
     by_slurm: bool = False
-    """Whether SLURM itself has sent the signal to the ranks of that node, past the agent."""
+    """Whether SLURM itself has sent the signal to the ranks of that node, without the agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportStacks(Order):
-    """Answer with `StacksReported`, because a node suspects a hang."""
+    """The order to collect the ranks' stacks and answer with `StacksReported`: a node suspects a hang."""
 
     restart_count: int
 
@@ -184,19 +191,25 @@ class _OrderWithCode(Order):
 
 
 class OthersDone(_OrderWithCode):
-    """The ranks of another node have ended with `code`, 0 or 75, and the ranks of this node should follow."""
+    """The news that the ranks of another node have ended with `code`, 0 or 75.
+
+    The agent stops its ranks if they do not stop by themselves (75), and watches for a hang at their exit.
+    """
 
 
 class EndHungRanks(_OrderWithCode):
-    """End the ranks that hang at their exit, because all other ranks have ended well, with `code`."""
+    """The order to end the ranks that hang at their exit, because all other ranks have ended, with `code`."""
 
 
 class Leave(_OrderWithCode):
-    """Leave, because all ranks have ended. An agent that ran no ranks exits with `code`."""
+    """The order to exit, because all ranks have ended or shall stop.
+
+    An agent that ran no ranks exits with `code`.
+    """
 
 
 class Fail(_OrderWithCode):
-    """End the ranks and leave with `code`, because the attempt has failed."""
+    """The order to end the ranks and exit with `code`, because the attempt has failed."""
 
 
 _KINDS: Mapping[str, type[Message]] = {
@@ -212,20 +225,23 @@ _KINDS: Mapping[str, type[Message]] = {
 
 
 def encode(message: Message) -> dict[str, Any]:
-    """Return the JSON object for a message; its failures have their reasons, and as many lines as fit."""
+    """Return the JSON object for a message.
+
+    Its failures are explained from the ranks' logs, and hold as many of the last log lines as fit.
+    """
     short = {
         field.name: _shortened(getattr(message, field.name))
         for field in fields(message)
         if field.name in ("failures", "left")
     }
-    # `explained` reads the log of a dead rank, before its agent sends the failure.
     return {"kind": type(message).__name__, **asdict(replace(message, **short))}
 
 
 def decode(values: Mapping[str, Any]) -> Message | None:
-    """Return the message of a JSON object; None if its kind is unknown.
+    """Return the message of a JSON object; None if no message class has the name in `kind`.
 
-    Raises TypeError if a field without a default is missing.
+    Raises:
+        TypeError: a field without a default is missing.
     """
     kind = _KINDS.get(values["kind"])
     if kind is None:
@@ -252,7 +268,7 @@ _DECODERS: Mapping[str, Callable[[Any], Any]] = {
     "failures": _failures,
     "left": _failures,
     "reports": lambda values: tuple(map(RankReport.from_json, values)),
-    # The keys of a JSON object are texts.
+    # JSON turns the keys, which are ranks, into strings.
     "paces": lambda values: {int(rank): Pace(**pace) for rank, pace in values.items()},
     "agents": tuple,
     "codes": tuple,
@@ -264,12 +280,12 @@ _DECODERS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def _shortened(failures: Sequence[Failure]) -> tuple[Failure, ...]:
-    """Return the failures, each with as many of its last lines as fit."""
+    """Return the failures, explained from the ranks' logs, each with as many of its last lines as fit."""
     return tuple(_within(failure.explained, _LINES_BYTES // len(failures)) for failure in failures)
 
 
 def _within(failure: Failure, size: int) -> Failure:
-    """Return a failure with half of its last lines, as often as they are longer than `size` bytes."""
+    """Return a failure whose last lines were halved until their JSON has at most `size` bytes."""
     count = len(failure.last_lines)
     while count and len(json.dumps(failure.last_lines)) > size:
         count //= 2

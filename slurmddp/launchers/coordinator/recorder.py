@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Keeps the coordinator's records for people and for later attempts. This base class drops them."""
+    """Writes the coordinator's records for people and for later attempts. This base class writes nothing."""
 
     def log(self, text: str) -> None:
         """Write a line to the log."""
 
     def warn(self, text: str) -> None:
-        """Write a line to the log, and an event for `slurmddp status`; the attempt continues."""
+        """Write a line to the log, and an event that `slurmddp status` shows as a warning."""
 
     def awaits(self, nodes: str) -> None:
-        """Record the missing nodes before the ranks start; an empty text ends the wait."""
+        """Record that the start of the ranks waits for `nodes`; an empty text records the end of the wait."""
 
     def restarted(
         self, assignment: Assignment, before: Assignment, cause: Failure, step: int, silent_s: float
     ) -> None:
-        """Record a restart in place.
+        """Record a restart of the ranks in the same allocation.
 
         Args:
             assignment: the worker group that starts.
             before: the worker group that has failed.
             cause: the failure.
             step: the last step that the failed worker group has completed; -1 if it has completed none.
-            silent_s: seconds since this step.
+            silent_s: seconds from this step until the restart.
         """
 
     def continue_without(self, agents: Collection[int]) -> None:
@@ -44,11 +44,11 @@ class Recorder:
     def failed(self, cause: Failure, restart_count: int | None = None) -> None:
         """Record the failure that ends the attempt, unless a failure is recorded already.
 
-        With `restart_count`, it is the failure of that worker group, and the attempt continues.
+        With `restart_count`, record the failure of that worker group, after which the attempt continues.
         """
 
     def stalled(self, report: RankReport, restart_count: int) -> None:
-        """Record the rank that holds up all others."""
+        """Record a rank that is stuck and so holds up all other ranks."""
 
     def slow(self, straggler: Straggler, restart_count: int) -> None:
         """Record a rank that is slower than the others."""

@@ -31,7 +31,7 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The run's settings for the nodes of a job and for ranks that die."""
+    """The settings of a run that decide which nodes run ranks and whether failed ranks restart."""
 
     nodes: int
     spare_nodes: int
@@ -48,7 +48,7 @@ class Rules:
 
     @property
     def tolerates_node_loss(self) -> bool:
-        """Whether the ranks of other nodes continue when a node is lost."""
+        """Return whether the ranks of the other nodes continue when a node is lost."""
         return self.elastic or self.spare_nodes > 0
 
     @property
@@ -63,12 +63,17 @@ class Rules:
             return 0
         if not self.samples:
             return nodes
-        # All ranks must get an equal share of a step.
+        # The samples of an optimizer step must divide evenly by the number of ranks.
         return GlobalBatch(self.samples).most_nodes(nodes, self.ranks_per_node)
 
 
 def rules_of(config: Mapping[str, Any], nodes_of_job: int) -> Rules:
-    """Return the rules of a run's configuration; without a key `nodes` in it, `nodes_of_job` counts."""
+    """Return the rules of a run from its configuration.
+
+    Args:
+        config: the configuration of the run.
+        nodes_of_job: the number of nodes if the configuration has no key `nodes`.
+    """
     policy, train, program = (config.get(name) or {} for name in ("policy", "train", "program"))
     return Rules(
         nodes=int(config.get("nodes") or nodes_of_job),
@@ -86,8 +91,9 @@ def rules_of(config: Mapping[str, Any], nodes_of_job: int) -> Rules:
 def choose_agents(before: Sequence[int], present: Collection[int], rules: Rules) -> tuple[int, ...]:
     """Return the agents that run ranks next, in the order of the ranks; empty if too few are present.
 
-    An agent that ran ranks keeps its place. A spare takes the place of an agent that is gone. If no spare is
-    left, the agents behind the gap move up. Without the first agent, which decides, no agent runs ranks.
+    An agent that ran ranks keeps its node rank. A spare takes the node rank of an agent that is gone. If no
+    spare is left, the later agents get lower node ranks. Without the first agent of `before`, no agent runs
+    ranks.
 
     Args:
         before: the agents that ran ranks before, in order.
@@ -119,7 +125,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts about a worker group in which a rank has died, or a node was lost."""
+    """The state of a worker group in which a rank has died or a node was lost: the input of `decide`."""
 
     codes: Iterable[int | None] = ()
     """Exit codes of the ranks that died; None for a signal."""
@@ -130,7 +136,7 @@ class Facts:
     lost: bool = False
     """Whether a node was lost."""
     unhealthy: bool = False
-    """Whether a known node did not pass the preflight."""
+    """Whether a node of the group did not pass the preflight."""
     agents: tuple[int, ...] = (0,)
     """The agents that can run ranks now; empty if they are too few."""
     restarts: int = 0
@@ -142,21 +148,22 @@ class Facts:
 
 
 def decide(facts: Facts, rules: Rules) -> Decision:
-    """Decide whether the ranks restart in place. A deliberate end, or a failure that would recur, forbids it.
+    """Decide whether the ranks restart in place.
 
-    A lost or unhealthy node says nothing about the program. So after its loss a restart needs enough other
-    nodes, but no new step.
+    They don't if a rank ended deliberately, or if the failure would probably recur: the group has completed
+    no step beyond the earlier groups. The loss of a node is no fault of the program, so after it a restart
+    needs enough other nodes, but no new step.
     """
     refusals = set(DELIBERATE_CODES)
-    # Another node may pass the preflight in the place of the unhealthy node.
+    # After a failed preflight a restart is possible, because another node can replace the unhealthy node.
     if facts.unhealthy:
         refusals.remove(EXIT_UNHEALTHY_NODE)
     if not refusals.isdisjoint(facts.codes):
-        return Decision(False, "a rank refused to continue")
+        return Decision(False, "a rank ended with an exit code that rules out a restart")
     if facts.stopping:
         return Decision(False, "the run was asked to stop")
     if facts.done:
-        return Decision(False, "other ranks have come to their end")
+        return Decision(False, "other ranks have ended already, with 0 or 75")
     if not facts.agents:
         return Decision(False, "no other node can take the place of the lost node")
     if facts.restarts >= rules.max_restarts:
@@ -166,7 +173,7 @@ def decide(facts: Facts, rules: Rules) -> Decision:
     if rules.is_resumable:
         return Decision(True, "the program resumes by itself")
 
-    # Without a new step the failure would recur at the same step.
+    # A group that completed no new step would probably fail at the same step again.
     if facts.step <= facts.furthest:
         beyond = f" beyond step {facts.furthest}, which earlier ranks had completed"
         return Decision(False, "no step was completed" + (beyond if facts.furthest >= 0 else ""))

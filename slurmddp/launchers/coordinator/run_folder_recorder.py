@@ -25,12 +25,12 @@ from slurmddp.settings.spec import own_script
 
 
 def log_line(text: str) -> None:
-    """Write a line to this node's log."""
+    """Write a line to standard error, which is the log of this node's agent."""
     print(f"slurmddp agent: {text}", file=sys.stderr, flush=True)
 
 
 class RunFolderRecorder(Recorder):
-    """Keeps the records of one attempt in the run folder (see `Recorder`)."""
+    """Writes the records of one attempt to the run folder (see `Recorder`), and reads them."""
 
     def __init__(self, folder: RunFolder, attempt: int) -> None:
         self._folder = folder
@@ -47,7 +47,7 @@ class RunFolderRecorder(Recorder):
         self._add("awaits", nodes=nodes)
 
     def ranks_apart(self, ranks: int, nodes: int) -> None:
-        """Record a note that no connection was seen between the ranks of a program that has ended well."""
+        """Record a warning that the ranks of a program, which ended well, never connected to each other."""
         program = own_script(self._folder.config()["program"])
         options = "-n 1" if nodes == 1 else "nodes=1 -n 1"
         self._add(
@@ -83,7 +83,7 @@ class RunFolderRecorder(Recorder):
         return True
 
     def unable(self) -> list[tuple[int, Failure]]:
-        """Return the agents that left a report that they can run no ranks, with the reasons."""
+        """Return the reports of agents that can run no ranks: the agents' node ranks and failures."""
         reports = []
         with suppress(OSError):
             for path in sorted(self._unable_file(0).parent.glob("unable-node-*.json")):
@@ -100,7 +100,7 @@ class RunFolderRecorder(Recorder):
     def is_confirmed(self, agent: int) -> bool:
         """Return whether node 0 has read this agent's report."""
         names = names_in(self._folder.log_dir(self._attempt))
-        # The folder holds other files, too. So without any name it could not be listed.
+        # The folder holds other files, too. If the listing is empty, it has failed and proves nothing.
         return bool(names) and self._unable_file(agent).name not in names
 
     def _unable_file(self, agent: int) -> Path:
@@ -109,16 +109,16 @@ class RunFolderRecorder(Recorder):
     def flush_newest(
         self, checkpoints: CheckpointService, *, states: bool = True, parts: bool = True
     ) -> None:
-        """Write the newest state to disk if only memory holds it, because the attempt ends without a save.
+        """Write the newest checkpoint to disk if only memory holds it, because the attempt has not finished.
 
         Args:
-            checkpoints: the service that holds the state.
-            states: whether this agent may write a state that the memory of one node holds.
-            parts: whether all nodes can write their parts of a state.
+            checkpoints: the service that holds checkpoints in memory.
+            states: whether this agent may write a checkpoint that its memory holds whole.
+            parts: whether all nodes can write their parts of a sharded checkpoint.
         """
 
         def claim(step: int, is_part: bool) -> bool:
-            # All nodes write a state of parts together. A whole state is written by one agent.
+            # Each node writes its own part of a sharded checkpoint. One agent writes a whole checkpoint.
             if is_part:
                 return parts
             return states and self._claim_save(step)
@@ -133,8 +133,11 @@ class RunFolderRecorder(Recorder):
             log_line(f"the state of step {step}, which only memory holds, is written to disk")
 
     def _claim_save(self, step: int) -> bool:
-        """Claim the save of a step's state; return False if another agent has claimed it."""
-        # Of all agents, one creates the folder.
+        """Claim the save of a step's checkpoint; return False if another agent has claimed it.
+
+        Return True also if the claim can't be made because of an error of the file system.
+        """
+        # mkdir is atomic: only one agent can create the folder.
         try:
             (self._folder.log_dir(self._attempt) / f"saving-{step}").mkdir()
         except FileExistsError:
@@ -186,7 +189,7 @@ class RunFolderRecorder(Recorder):
 
     def _add(self, event: str, **facts: object) -> None:
         try:
-            # A later attempt owns the shared files of the run.
+            # Once a later attempt has begun, only its agents write the event file of the run.
             if not self._folder.is_superseded(self._attempt):
                 self._folder.add_event(event, attempt=self._attempt, **facts)
         except OSError as error:

@@ -188,7 +188,7 @@ def test_76_without_a_verdict_ends_the_attempt() -> None:
 def test_a_job_that_needs_all_its_nodes_ends() -> None:
     attempt = with_unhealthy(1)
     assert refuse(attempt, 1) == to_all(Fail)
-    assert attempt.notes.lines[-1].endswith("The attempt ends: a rank refused to continue.")
+    assert attempt.notes.lines[-1].endswith("rules out a restart.")
 
 
 def test_a_verdict_that_comes_while_all_ranks_are_ended_counts_as_well() -> None:
