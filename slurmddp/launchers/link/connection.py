@@ -45,18 +45,18 @@ Clock = Callable[[], float]
 
 
 class Secret:
-    """The secret of an attempt, bound to its launch."""
+    """Computes and checks HMACs with a key that follows from an attempt's secret and its launch id."""
 
     def __init__(self, secret: str, launch_id: str) -> None:
         self._key = hmac.digest(secret.encode(), f"slurmddp control of {launch_id}".encode(), "sha256")
 
     def proof(self, *values: object) -> str:
-        """Return the HMAC of these JSON values, which only a holder of the secret can compute."""
+        """Return the HMAC of these JSON values as hexadecimal digits; only holders of the secret can."""
         return hmac.digest(self._key, json.dumps(values).encode(), "sha256").hex()
 
     def proves(self, proof: object, *values: object) -> bool:
-        """Decide whether `proof`, which another process has sent, is the proof of these values."""
-        # `compare_digest` raises TypeError for other objects and texts.
+        """Return whether `proof`, which another process has sent, is the HMAC of these values."""
+        # `compare_digest` raises TypeError for anything but ASCII strings.
         if not isinstance(proof, str) or not proof.isascii():
             return False
         return hmac.compare_digest(proof, self.proof(*values))
@@ -67,7 +67,7 @@ class Secret:
 
 
 class Seal:
-    """The HMACs of the frames of one direction; each covers the number of its frame."""
+    """Computes the HMACs of the frames of one direction; each covers the frame's number and content."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -80,11 +80,13 @@ class Seal:
 
 
 class Connection:
-    """A connection that never waits; `ended` is CLOSED or CUT once the connection has ended, else None.
+    """A connection that sends and receives frames without waiting.
+
+    `ended` is CLOSED or CUT once the connection has ended, else None.
 
     Args:
         end: a non-blocking socket, which may still be connecting; the connection closes it.
-        poll: the object with which the socket is registered.
+        poll: the epoll object with which the connection registers the socket.
     """
 
     def __init__(self, end: socket.socket, poll: select.epoll) -> None:
@@ -97,7 +99,7 @@ class Connection:
         self._sealing: Seal | None = None
         self._opening: Seal | None = None
 
-        # Messages are small, and each must arrive at once.
+        # Without Nagle's algorithm, so that each small message is sent at once.
         if end.family in (socket.AF_INET, socket.AF_INET6):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -107,20 +109,25 @@ class Connection:
         return self._end.fileno()
 
     def secure(self, sending: bytes, receiving: bytes) -> None:
-        """Authenticate all frames from now on, in both directions."""
+        """Add HMACs to all frames that are sent from now on, and check those of received frames.
+
+        Args:
+            sending: the key for sent frames.
+            receiving: the key for received frames.
+        """
         self._sealing = Seal(sending)
         self._opening = Seal(receiving)
 
     def put(self, value: Any) -> None:
-        """Send a JSON value, now or when the network takes it."""
+        """Send a JSON value as a frame, now or once the socket accepts its bytes."""
         body = json.dumps(value, separators=(",", ":")).encode()
         mac = self._sealing.next(body) if self._sealing else b""
         self._unsent += (len(mac) + len(body)).to_bytes(_SIZE_BYTES, "big") + mac + body
         self.flush()
 
     def flush(self) -> None:
-        """Send unsent bytes, as far as the network takes them."""
-        # `read` finds the end of the connection, after the frames that came before the end.
+        """Send as many of the unsent bytes as the socket accepts."""
+        # Errors are left to `read`, which first reads the frames that came before the connection ended.
         with contextlib.suppress(OSError):
             while self._unsent:
                 del self._unsent[: self._end.send(self._unsent)]
@@ -133,8 +140,11 @@ class Connection:
             self._awaited = awaited
 
     def read(self) -> None:
-        """Read the bytes that have come, for `next`, and send unsent bytes."""
-        # epoll wakes the agent for writing, too.
+        """Read the bytes that have come, so that `next` can return them as values, and send unsent bytes.
+
+        Set `ended` if the connection has ended.
+        """
+        # epoll also wakes the agent when the socket can take more bytes.
         if self._unsent:
             self.flush()
 
@@ -154,12 +164,15 @@ class Connection:
             self.ended = CUT
 
     def next(self) -> Any:
-        """Return the next whole value, or None; a value that breaks the protocol ends the connection."""
+        """Return the value of the next complete frame; None if there is none.
+
+        A frame that breaks the protocol ends the connection.
+        """
         if len(self._read_bytes) < _SIZE_BYTES:
             return None
 
         size = int.from_bytes(self._read_bytes[:_SIZE_BYTES], "big")
-        # A stranger must not make the agent keep much memory.
+        # A process that has not proved the secret must not make the agent use much memory.
         if size > (_MAX_FRAME_BYTES if self._opening else _MAX_STRANGERS_FRAME_BYTES):
             return self._refuse()
         if len(self._read_bytes) < _SIZE_BYTES + size:
@@ -170,7 +183,7 @@ class Connection:
         return self._opened(frame)
 
     def _opened(self, frame: bytes) -> Any:
-        """Return the value of a frame; refuse a frame with a wrong HMAC."""
+        """Return the value of a frame; a wrong HMAC or invalid JSON ends the connection."""
         body = frame
         if self._opening:
             mac = frame[:_MAC_BYTES]
@@ -184,18 +197,19 @@ class Connection:
             return self._refuse()
 
     def _refuse(self) -> None:
-        # After a frame that breaks the protocol, no further byte can be trusted.
+        # Drop the bytes that follow a frame that breaks the protocol, because they can't be trusted.
         self._read_bytes.clear()
         self.ended = CLOSED
 
     def finish(self, deadline: float) -> None:
-        """Send unsent bytes until `deadline` at the latest, then close so that the other side reads them."""
+        """Send the unsent bytes, `deadline` at the latest, and close so that the peer still gets them."""
         with contextlib.suppress(OSError):
             while self._unsent:
                 self._end.settimeout(max(0.001, deadline - time.monotonic()))
                 del self._unsent[: self._end.send(self._unsent)]
 
-            # If bytes were unread at the close, the kernel would discard bytes that were sent.
+            # Read what has come: with unread bytes at the close, the kernel resets the connection, and the
+            # peer loses bytes that were sent.
             self._end.setblocking(False)
             while self._end.recv(_READ_BYTES):
                 pass
@@ -208,19 +222,19 @@ class Connection:
         with contextlib.suppress(OSError, ValueError):
             self._poll.unregister(self._end)
 
-        # A child of this process may hold a copy of the socket, which a mere close would leave open.
+        # shutdown ends the connection even if a child of this process holds a copy of the socket.
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 
         self._end.close()
 
     def forget(self) -> None:
-        """Close the copy of a forked process, and leave the connection of its parent open."""
+        """Close only this process's descriptor; the connection of the parent process stays open."""
         self._end.close()
 
 
 class Join(NamedTuple):
-    """The facts that a member sends about itself, with its proof, when it connects."""
+    """What a member sends about itself when it connects, together with an HMAC over these values."""
 
     node: int
     host: str
@@ -232,7 +246,7 @@ class Join(NamedTuple):
 
 
 class Session:
-    """The numbers of the messages between two agents, over all their connections."""
+    """Numbers the messages between two agents over all their connections, and keeps unconfirmed ones."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -242,15 +256,15 @@ class Session:
         self._kept: deque[tuple[int, Frame]] = deque()
 
     def numbered(self, message: Message) -> Frame:
-        """Return the frame for a message, and keep it until the other side confirms it.
+        """Return the frame for a message, and keep it until the other agent confirms it.
 
         Raises:
             ValueError: the message is too long.
         """
-        # Refuse a message before it gets a number: the other side would wait for the missing number.
+        # Refuse a long message before it gets a number: the other agent would wait for the missing number.
         size = len(json.dumps(message))
         if size > MAX_MESSAGE_BYTES:
-            raise ValueError(f"A message of {size} bytes; at most {MAX_MESSAGE_BYTES} go at once.")
+            raise ValueError(f"The message has {size} bytes, more than the {MAX_MESSAGE_BYTES} allowed.")
 
         self._sent += 1
         frame = ["message", self._sent, message]
@@ -258,8 +272,8 @@ class Session:
         return frame
 
     def is_new(self, number: int) -> bool:
-        """Take note of message `number`; return False if it has come before, over another connection."""
-        # Unconfirmed messages are sent again over a new connection.
+        """Note that message `number` has come; return False if it came before, over another connection."""
+        # A new connection repeats all unconfirmed messages in order, so another number is a repetition.
         if number != self.received + 1:
             return False
 
@@ -267,17 +281,19 @@ class Session:
         return True
 
     def confirm(self, number: int) -> None:
-        """Forget the messages up to `number`: the other side has them."""
+        """Drop the kept messages up to `number`, which the other agent has received."""
         while self._kept and self._kept[0][0] <= number:
             self._kept.popleft()
 
     def unconfirmed(self) -> Iterable[Frame]:
-        """Return the frames to send again over a new connection."""
+        """Return the frames that were not confirmed, to send them again over a new connection."""
         return [frame for _, frame in self._kept]
 
 
 class Awake:
-    """Count the seconds in which this process is awake: while it is stopped, no peer counts as silent.
+    """Clock that counts only the seconds in which this process runs.
+
+    So peers don't count as silent because this process was suspended.
 
     Args:
         clock: the clock that is read at each update.
@@ -292,12 +308,12 @@ class Awake:
         self._updated = clock()
 
     def update(self) -> float:
-        """Add the seconds since the last update; return the sum."""
+        """Add the seconds since the last update, at most `longest`; return the sum of all updates."""
         now = self._clock()
         self.now += min(now - self._updated, self._longest)
         self._updated = now
         return self.now
 
     def moment(self, when: float) -> float:
-        """Return the time of the clock at which an update will return `when`."""
+        """Return the time of `clock` at which `update` will return `when`."""
         return self._updated + when - self.now

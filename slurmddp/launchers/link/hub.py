@@ -38,7 +38,7 @@ _FAREWELL_S = 0.5
 
 @dataclass
 class _Caller:
-    """A connection that has not proved the secret yet."""
+    """A process that has connected to the hub but has not proved yet that it knows the secret."""
 
     connection: Connection
     nonce: str
@@ -47,7 +47,7 @@ class _Caller:
 
 @dataclass
 class _Peer:
-    """A member: not joined yet (no identity), present, or gone for good."""
+    """A member from the view of the hub: not joined yet (no `identity`), present, or `gone` for good."""
 
     session: Session = field(default_factory=Session)
     identity: str = ""
@@ -96,7 +96,7 @@ class Hub:
 
         now = self._awake.update()
         messages: list[tuple[int, Message]] = []
-        # Read all messages that have come before a peer counts as silent.
+        # Read what has come first, so that no member counts as silent whose messages wait to be read.
         for descriptor, _ in self._poll.poll(0):
             if descriptor == self._listener.fileno():
                 self._accept(now)
@@ -109,7 +109,7 @@ class Hub:
 
     def send(self, to: int, message: Message) -> None:
         if to not in self._peers:
-            raise ValueError(f"There is no node {to}: the members are 1 to {len(self._peers)}.")
+            raise ValueError(f"There is no node {to}: the other nodes are 1 to {len(self._peers)}.")
 
         peer = self._peers[to]
         if peer.gone:
@@ -127,7 +127,7 @@ class Hub:
         return [node for node, peer in self._peers.items() if not peer.identity]
 
     def close(self, farewell: bool = True) -> None:
-        # All farewells share a deadline, however many members there are.
+        # One deadline for all farewells, so that the time does not grow with the number of members.
         deadline = time.monotonic() + _FAREWELL_S
         for peer in self._peers.values():
             if peer.connection and farewell:
@@ -154,10 +154,11 @@ class Hub:
             except BlockingIOError:
                 return
             except OSError as error:
-                # Callers must not use up the descriptors of the agent.
+                # Without free descriptors, drop a caller: callers must not use up those of the agent.
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._drop_oldest_caller()
-                # The connection that can't be accepted would wake the agent in a busy loop.
+                # If no caller can be dropped, don't watch the listener until the next heartbeat: epoll would
+                # report the waiting connection again and again.
                 if not self._callers:
                     self._poll.modify(self._listener, 0)
                 return
@@ -193,7 +194,7 @@ class Hub:
         return self._welcome(caller, join, now)
 
     def _proved(self, value: object, nonce: str) -> Join | None:
-        """Return the facts that a caller has sent if their proof is right, else None."""
+        """Return what a caller has sent about itself if the HMAC is right, else None."""
         match value:
             case {"said": [int(), str(), str(), int(), str()] as facts, "proof": proof}:
                 if self._secret.proves(proof, "member", nonce, *facts) and facts[0] in self._peers:
@@ -201,15 +202,16 @@ class Hub:
         return None
 
     def _may_join(self, peer: _Peer, join: Join) -> bool:
-        """Decide whether an agent joins: as a known member, or in the place of a member that is gone."""
+        """Return whether an agent may join: as a new or a known member, or to replace one that is gone."""
         if peer.identity == join.identity:
             return not peer.gone
 
-        # A refused agent asks again and again: warn once.
+        # A refused agent tries again and again, so the warning is logged once for each agent.
         if peer.is_present and join.identity not in self._refused:
             self._refused.add(join.identity)
             _log.warning(
-                "node %d is here already, on %s; a second one on %s is refused",
+                "the agent of node %d has joined already, from %s; a second agent for this node, on %s, is "
+                "refused",
                 join.node,
                 peer.host,
                 join.host,
@@ -218,17 +220,21 @@ class Hub:
         return not peer.is_present
 
     def _welcome(self, caller: _Caller, join: Join, now: float) -> list[tuple[int, Message]]:
-        """Make the caller's connection the connection of its member; report a new member."""
+        """Use the caller's connection for its member from now on.
+
+        Returns:
+            A `Joined` message for a new member, and the messages that the member has sent already.
+        """
         messages: list[tuple[int, Message]] = []
         peer = self._peers[join.node]
-        # The agent that replaces a lost member begins with new message numbers.
+        # An agent that replaces a lost member gets a new session, because its messages count from 1.
         if peer.gone:
             peer = self._peers[join.node] = _Peer()
 
         if not peer.identity:
             messages.append((join.node, {"kind": "Joined", "host": join.host}))
 
-        # After a fault of the network the old connection is useless.
+        # A member that connects again no longer uses its old connection.
         self._drop_connection(peer)
         peer.identity = join.identity
         peer.host = join.host
@@ -273,24 +279,29 @@ class Hub:
                     self._part(peer)
                     return messages
 
-        # The member itself may have closed an unused connection, to use another one.
+        # A closed connection means that the member has ended, unless the member never used this connection:
+        # it may have closed it to use another one.
         if connection.ended == CLOSED and peer.uses_connection:
             messages.append((node, self._lose(peer, "connection closed")))
         elif connection.ended:
-            # The member may connect again until it counts as silent.
+            # The member may connect again. If it does not, it will count as silent.
             self._drop_connection(peer)
 
         return messages
 
     def _look_after(self, now: float) -> list[tuple[int, Message]]:
-        """Send heartbeats when they are due; return the losses of members that were silent for too long."""
+        """Send the heartbeats that are due, and drop callers that have not proved the secret in time.
+
+        Returns:
+            A `Lost` message for each member that was silent for too long.
+        """
         for descriptor, caller in list(self._callers.items()):
             if now - caller.since > _CALLER_S:
                 self._drop_caller(descriptor)
 
         if self._clock() >= self._next_beat:
             self._next_beat = self._clock() + self._heartbeat_s
-            # `_accept` may have switched the listener off for lack of descriptors.
+            # Watch the listener again: `_accept` may have stopped that for lack of descriptors.
             self._poll.modify(self._listener, select.EPOLLIN)
             for peer in self._peers.values():
                 if peer.connection:
@@ -309,7 +320,10 @@ class Hub:
         return lost | {"together": self._fell_silent_with(peer)}
 
     def _fell_silent_with(self, peer: _Peer) -> int:
-        """Return how many peers fell silent together, `peer` included; 0 if another peer sent later."""
+        """Return how many members fell silent at about the same time as `peer`, which is included.
+
+        0 if another member was heard more than `lost_after_s / 2` later, and so is still connected.
+        """
         peers = [other for other in self._peers.values() if other.is_present or other.silent]
         later_s = [other.heard - peer.heard for other in peers]
 
@@ -334,7 +348,10 @@ class Hub:
 
 
 def _listen(info: RankInfo) -> socket.socket:
-    """Listen on the first free candidate port, and publish it for members that don't find it there."""
+    """Return a socket that listens on the first free candidate port.
+
+    The port is published in the run folder, if need be, for members that don't find it by themselves.
+    """
     identity = f"control of {info.launch_id}"
     publish = partial(RunContext.read(os.environ).publish_port, identity)
     listener = listen_as_rank_zero(info, candidate_ports(identity), publish)

@@ -26,18 +26,19 @@ __all__ = ["Clock", "Link", "Message", "open_link"]
 class Link(Protocol):
     """An agent's end of the link.
 
-    The link itself adds the messages {"kind": "Joined", "host": ...} and {"kind": "Lost", "why": ...}: the
-    hub gets them about each member, a member about the hub. A lost agent stays lost. An agent that says
-    farewell is not lost. The loss of a silent agent also has `together`: how many agents fell silent
-    together, or 0 if another agent still sends.
+    Besides the agents' messages, `handle` returns {"kind": "Joined", "host": ...} when another agent has
+    joined, and {"kind": "Lost", "why": ...} when it is lost: on the hub about each member, on a member about
+    the hub. A lost agent stays lost. An agent that sends a farewell before it leaves is not lost. For an
+    agent that fell silent, `Lost` also has `together`: how many agents fell silent together, or 0 if another
+    agent still sends.
     """
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors to wait on, for reading, until `next_deadline`."""
+        """Return the descriptors to wait on, until one is readable or `next_deadline` has come."""
         ...
 
     def handle(self) -> list[tuple[int, Message]]:
-        """Read and write without waiting; return the messages that have come, each with its sender."""
+        """Read and write without waiting; return the messages that have come, as (node rank, message)."""
         ...
 
     def send(self, to: int, message: Message) -> None:
@@ -47,7 +48,7 @@ class Link(Protocol):
         gets nothing.
 
         Raises:
-            ValueError: the message is longer than a megabyte, or `to` is another node.
+            ValueError: the message is longer than MAX_MESSAGE_BYTES (1 MiB), or `to` is another node.
         """
         ...
 
@@ -60,7 +61,12 @@ class Link(Protocol):
         ...
 
     def close(self, farewell: bool = True) -> None:
-        """Leave the link. Without a farewell nothing is sent: a forked child closes only its copies."""
+        """Leave the link.
+
+        Args:
+            farewell: whether to announce this to the other agents. A forked child passes False: it closes
+                only its copies of the descriptors.
+        """
         ...
 
 
@@ -74,7 +80,7 @@ class Alone:
         return []
 
     def send(self, to: int, message: Message) -> None:
-        raise ValueError(f"There is no node {to} to send to: the job has one node.")
+        raise ValueError(f"There is no node {to} to send a message to: the job has one node.")
 
     def next_deadline(self) -> float:
         return math.inf
@@ -94,13 +100,13 @@ def open_link(
     lost_after_s: float = 10.0,
     clock: Clock = time.monotonic,
 ) -> Link:
-    """Return this agent's end of the link; `handle` connects it.
+    """Return this agent's end of the link; the first calls of `handle` connect it.
 
     Args:
         info: this node; `node_rank` 0 becomes the hub.
         secret: the attempt's secret.
         heartbeat_s: seconds between two heartbeats.
-        lost_after_s: seconds without a frame after which an agent is lost.
+        lost_after_s: seconds without a frame after which an agent counts as lost.
         clock: the clock, in seconds of `time.monotonic`.
 
     Raises:
@@ -113,8 +119,9 @@ def open_link(
 
     if not secret:
         raise ConfigError(
-            f"{info.nodes} nodes, and no secret by which their agents authenticate each other.",
-            hint=f"The batch script draws one for every attempt and exports it as {SECRET_VARIABLE}.",
+            f"The agents of {info.nodes} nodes have no secret by which to authenticate each other.",
+            hint=f"Each agent needs the variable {SECRET_VARIABLE}, which the batch script draws and exports "
+            "for every attempt.",
         )
 
     kind = Hub if info.node_rank == 0 else Member

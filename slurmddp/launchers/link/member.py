@@ -48,7 +48,7 @@ _SILENT_SHARE = 0.3
 
 @dataclass
 class _Attempt:
-    """A connection to a listener that may be the hub."""
+    """A connection to a process that may be the hub."""
 
     connection: Connection
     endpoint: Endpoint
@@ -100,7 +100,7 @@ class Member:
         if self._connection and not self._gone:
             self._read_hub(self._connection, messages, now)
 
-        # Only what the hub has sent so far decides whether it is silent, so read first.
+        # This check comes after the read, so that the hub does not count as silent while its frames wait.
         if self._joined and not self._gone and now - self._heard > self._lost_after_s:
             self._lose(messages, f"no heartbeat for {now - self._heard:.0f} s", together=1)
 
@@ -111,7 +111,7 @@ class Member:
 
     def send(self, to: int, message: Message) -> None:
         if to != 0:
-            raise ValueError(f"Node {self._node} may send to node 0 only, not {to}.")
+            raise ValueError(f"Node {self._node} may send to node 0 only, not to node {to}.")
         if self._gone:
             return
 
@@ -148,24 +148,27 @@ class Member:
         self._poll.close()
 
     def _begin_walk(self) -> None:
-        """Try the endpoints from the first on when a connection is needed."""
+        """Start the search for the hub anew, with the first endpoint and the shortest times."""
         self._walk: Iterator[Endpoint] = iter(self._endpoints)
         self._answer_s = _ANSWER_S[0]
         self._pause_s = _PAUSE_S[0]
         self._next_walk = 0.0
 
     def _needs_connection(self, now: float) -> bool:
-        """Decide whether to try a connection, or a second connection."""
+        """Return whether to connect: there is no connection, or the hub was silent on it for long.
+
+        The limit is `_SILENT_SHARE` of `lost_after_s`.
+        """
         return self._connection is None or now - self._heard > _SILENT_SHARE * self._lost_after_s
 
     def _seek(self, messages: list[Message], now: float) -> None:
-        """Try the next endpoints until the answer of a listener has to be awaited."""
+        """If a connection is needed, try the next endpoints until one accepts; its answer is then awaited."""
         if self._attempt and now > self._attempt.until:
             self._give_up(self._attempt)
 
         while self._attempt is None and self._needs_connection(now) and now >= self._next_walk:
             endpoint = next(self._walk, None)
-            # The hub may start much later, so each round is slower than the round before.
+            # All endpoints were tried. The hub may start much later, so wait longer after each round.
             if endpoint is None:
                 self._walk = iter([*self._published(), *self._endpoints])
                 self._next_walk = now + self._pause_s
@@ -175,7 +178,10 @@ class Member:
                 self._connect(endpoint, now)
 
     def _published(self) -> list[Endpoint]:
-        """Return the endpoints that the hub has published; the folder is read only if the hub is late."""
+        """Return the endpoints that the hub has published in the run folder.
+
+        Empty once the member has joined, and in its first `_PUBLISHED_S` seconds.
+        """
         if self._joined or self._awake.now < _PUBLISHED_S:
             return []
 
@@ -186,7 +192,7 @@ class Member:
         address, port = endpoint
         end = socket.socket(address.family, socket.SOCK_STREAM)
         end.setblocking(False)
-        # The listener sends first, so the socket becomes readable once it is connected.
+        # Don't wait for the connection: the hub sends first, so the socket becomes readable after it.
         if end.connect_ex((address.text, port)) in (0, errno.EINPROGRESS):
             self._attempt = _Attempt(Connection(end, self._poll), endpoint, now + self._answer_s)
         else:
@@ -197,7 +203,7 @@ class Member:
         self._attempt = None
 
     def _go_on(self, attempt: _Attempt, messages: list[Message], now: float) -> None:
-        """Take the next steps of the proof, as far as the other side has answered."""
+        """Continue the mutual authentication as far as the listener has answered."""
         attempt.connection.read()
         while self._attempt and (value := attempt.connection.next()) is not None:
             if not attempt.greeting:
@@ -207,12 +213,12 @@ class Member:
 
         if self._attempt and attempt.connection.ended:
             self._give_up(attempt)
-            # If no other connection is left, the process of the hub has ended.
+            # No other connection is left, and this one was closed, not cut: the hub has ended.
             if self._joined and self._connection is None and attempt.connection.ended == CLOSED:
                 self._lose(messages, "connection closed")
 
     def _introduce(self, attempt: _Attempt, value: object) -> None:
-        """Answer the listener's nonce with the facts about this member, and their proof."""
+        """Answer the listener's nonce with a `Join` and its HMAC; end the attempt after another greeting."""
         match value:
             case {"slurmddp": 1, "nonce": str(greeting)} if greeting:
                 attempt.greeting = greeting
@@ -226,7 +232,7 @@ class Member:
                 self._give_up(attempt)
 
     def _enter(self, attempt: _Attempt, value: object, messages: list[Message], now: float) -> None:
-        """Use this connection if the listener proves that it is the hub of this attempt."""
+        """Use this connection if the listener proves by `value` that it is the hub of this attempt."""
         nonces = (attempt.greeting, attempt.nonce)
         welcome = self._proved(value, nonces)
         if welcome is None:
@@ -244,7 +250,7 @@ class Member:
         self._attempt = None
         self._heard = now
 
-        # The hub keeps its endpoint until its process ends.
+        # A later connection needs only this endpoint, because the hub keeps it until its process ends.
         self._endpoints = [attempt.endpoint]
         self._begin_walk()
         if not self._joined:
@@ -252,13 +258,18 @@ class Member:
             messages.append({"kind": "Joined", "host": host})
 
         self._session.confirm(received)
-        # The hub must know that this connection is used.
+        # A first frame shows the hub that this connection is used.
         self._connection.put(["echo", self._session.received])
         for frame in self._session.unconfirmed():
             self._connection.put(frame)
 
     def _proved(self, value: object, nonces: tuple[str, str]) -> tuple[int, str] | None:
-        """Return what the hub has received and its host if the proof of the welcome is right, else None."""
+        """Check the HMAC of the hub's welcome.
+
+        Returns:
+            The number of the last message that the hub has received, and the hub's host. None if the HMAC is
+            wrong.
+        """
         match value:
             case {"said": [int(received), str(host)], "proof": proof}:
                 if self._secret.proves(proof, "hub", *nonces, received, host):
@@ -283,7 +294,8 @@ class Member:
         if connection.ended == CLOSED and self._attempt is None:
             self._lose(messages, "connection closed")
         elif connection.ended:
-            # The hub may have accepted a new connection of this member, whose welcome is on its way.
+            # This is no loss yet: the network failed, or the hub has closed this connection because it has
+            # accepted the new one, whose welcome is on its way.
             connection.close()
             self._connection = None
 

@@ -266,7 +266,7 @@ def test_a_second_agent_of_one_node_is_refused_while_the_first_is_here(star, cap
 
     def refused():
         two.turn()
-        return "a second one on" in caplog.text
+        return "a second agent for this node" in caplog.text
 
     second.until(refused)
     two.drain()
