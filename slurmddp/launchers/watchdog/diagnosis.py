@@ -29,11 +29,11 @@ _REPORTS_S = 15.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """A rank that holds up all others."""
+    """The result of a diagnosis: the stuck rank, which holds up all others, and the cause to record."""
 
     report: RankReport
     cause: Cause
-    """Why it fails."""
+    """The kind and the description of the rank's failure."""
 
     def failure(self, agents: Sequence[int], ranks_per_node: int) -> Failure:
         """Return the failure of the stuck rank.
@@ -58,7 +58,7 @@ class Verdict:
 
 
 class StallDiagnosis:
-    """A hang of a worker group, diagnosed from the reports of all its agents."""
+    """Collects the reports of all agents about a suspected hang, and finds the stuck rank in them."""
 
     def __init__(self, agents: Iterable[int], now: float) -> None:
         self.deadline = now + _REPORTS_S
@@ -67,18 +67,18 @@ class StallDiagnosis:
         self._reports: list[RankReport] = []
 
     def take(self, agent: int, reports: Sequence[RankReport]) -> None:
-        """Add the reports of an agent's ranks."""
-        # Reports of a later request of the same agent would count its ranks twice.
+        """Add an agent's reports about its ranks; only its first reports count."""
+        # Second reports of an agent would count its ranks twice.
         if agent in self._awaited:
             self._awaited.discard(agent)
             self._reports += reports
 
     def is_complete(self, now: float) -> bool:
-        """Decide whether to wait for no further report: all have come, or the time is over."""
+        """Return whether all agents have reported, or the deadline has passed."""
         return not self._awaited or now >= self.deadline
 
     def verdict(self) -> Verdict | None:
-        """Return the stuck rank; None if no rank is stuck."""
+        """Return the stuck rank and the cause, from the reports so far; None if no rank is stuck."""
         first = first_stopped(self._reports)
         if first is None:
             return None
@@ -86,7 +86,7 @@ class StallDiagnosis:
 
 
 class PaceComparison:
-    """Compare the paces of the ranks of a worker group, whenever the paces of all ranks have arrived."""
+    """Compares the step times of a worker group's ranks, whenever new times of all ranks have arrived."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -101,15 +101,22 @@ class PaceComparison:
         """When the pace of all ranks is reported again."""
 
     def take(self, paces: Mapping[int, Pace], now: float) -> tuple[str | None, Straggler | None]:
-        """Add the paces of an agent's ranks; return a line for the log, and a straggler if it is a new one.
+        """Add the paces of an agent's ranks; compare the ranks once the paces of all have come.
 
-        A rank is a straggler if it is the slowest twice in a row.
+        A rank is a straggler if `straggler` finds it in two consecutive comparisons.
+
+        Args:
+            paces: the paces by global rank.
+            now: the time, on the monotonic clock.
+
+        Returns:
+            A line for the log, or None. The straggler if it is reported for the first time, else None.
         """
         self._new |= paces
         if len(self._new) < self._ranks:
             return None, None
 
-        # Ranks that have taken too few steps since the last comparison get more time.
+        # A rank has taken too few steps since the last comparison: wait for later paces.
         means = per_step(self._new, self._before)
         if self._before and not means:
             return None, None
@@ -131,7 +138,7 @@ class PaceComparison:
         return slowest.line, slowest if is_new else None
 
     def _pace_line(self, means: Mapping[int, Pace], now: float) -> str | None:
-        """Return the line about the pace of all ranks if it is due, else None."""
+        """Return the log line about the step times of all ranks, once in `PACE_EVERY_S`; else None."""
         if now < self._next_pace:
             return None
 

@@ -26,7 +26,7 @@ _TICKS = 100
 
 @dataclass(frozen=True)
 class Activity:
-    """Kernel counters of a rank and its descendants."""
+    """The kernel's counters for a rank's process and its descendants."""
 
     cpu_s: float = 0.0
     io_bytes: int = 0
@@ -36,16 +36,24 @@ class Activity:
 
 
 class ExitWatch:
-    """Count the seconds without activity of a node's ranks; all times are of one monotonic clock."""
+    """Measures for how long the ranks of a node have shown no activity at their exit.
+
+    All times are seconds of one monotonic clock.
+    """
 
     def __init__(self, timeout_s: float | None, activity: Callable[[int], Activity] | None = None) -> None:
-        """Watch with `timeout_s`, the value of policy.stall_timeout_s; with 0, no rank ever hangs."""
+        """Begin to count.
+
+        Args:
+            timeout_s: the value of policy.stall_timeout_s; None: EXIT_LIMIT_S; 0: no rank ever hangs.
+            activity: returns the activity of a pid; None: read it from the kernel.
+        """
         self._limit_s = EXIT_LIMIT_S if timeout_s is None else timeout_s
         self._activity = activity or read_activity
         self.forget()
 
     def forget(self) -> None:
-        """Start to count again, with other ranks."""
+        """Start to count at 0 again, for the ranks of a new worker group."""
         self.silent_s = 0.0
         """Seconds for which no rank has shown activity."""
         self._polled_at: float | None = None
@@ -53,14 +61,19 @@ class ExitWatch:
         """Activity and heartbeat of each rank at the last poll."""
 
     def rebase(self) -> None:
-        """Ignore the activity of the ranks since the last poll: they have answered a request."""
+        """Ignore the activity since the last poll, in which the ranks have written their stacks."""
         self._last = {}
 
     def poll(self, ranks: Mapping[int, tuple[int, RankHeartbeat]], now: float) -> bool:
-        """Decide whether all `ranks` (pid and heartbeat of each) have hung for longer than the limit."""
+        """Return whether no rank has shown activity for at least the limit.
+
+        Args:
+            ranks: the pid and the heartbeat of each rank that runs, by global rank.
+            now: the time.
+        """
         passed_s = 0.0
         if self._polled_at is not None:
-            # A job that SLURM suspends, agent included, has not hung when it wakes.
+            # Bound the time between two polls, so that a job that SLURM suspends has not hung afterwards.
             passed_s = min(now - self._polled_at, LONGEST_POLL_S)
         self._polled_at = now
 
@@ -77,18 +90,24 @@ class ExitWatch:
 def _is_active(
     last: tuple[Activity, RankHeartbeat] | None, current: tuple[Activity, RankHeartbeat], passed_s: float
 ) -> bool:
-    """Decide whether a rank has done anything in the `passed_s` seconds since its last state."""
+    """Return whether a rank was active between two states `passed_s` seconds apart.
+
+    Args:
+        last: the activity and the heartbeat at the last poll; None at the first poll.
+        current: the activity and the heartbeat now.
+        passed_s: the seconds between them.
+    """
     activity, beat = current
     if activity.held:
         return True
-    # The watchdog judges the other phases.
+    # Only the exit is judged here. `Watchdog` judges the other phases in which a rank shows heartbeats.
     if beat.watched and beat.phase != "ending":
         return True
     if last is None:
         return False
 
     last_activity, last_beat = last
-    # The sum over all processes falls when a child ends.
+    # The absolute difference, because the sum over all processes falls when a descendant ends.
     cpu_s = abs(activity.cpu_s - last_activity.cpu_s)
     if cpu_s >= _BUSY_SHARE * passed_s:
         return True
@@ -98,7 +117,7 @@ def _is_active(
 
 
 def read_activity(pid: int) -> Activity:
-    """Return what the kernel has counted for `pid` and all its descendants."""
+    """Return the kernel's counters, summed over the process `pid` and all its descendants."""
     stats = process.all_stats()
     pids = {pid}
     children = {pid}
@@ -106,7 +125,7 @@ def read_activity(pid: int) -> Activity:
         children = {child for child, fields in stats.items() if int(fields[1]) in children} - pids
         pids |= children
 
-    # Times in user mode and in the kernel, of the process and of its children that have ended.
+    # utime, stime, cutime and cstime: the times of the process and of its children that have ended.
     ticks = sum(int(field) for member in pids & stats.keys() for field in stats[member][11:15])
     folders = [process.PROC / str(member) for member in pids]
     return Activity(
@@ -118,7 +137,10 @@ def read_activity(pid: int) -> Activity:
 
 
 def _io_bytes(folder: Path) -> int:
-    """Return the bytes that a process has passed through read and write calls, sockets included."""
+    """Return the bytes that a process has read and written by system calls, sockets included.
+
+    0 if `folder`, its folder in /proc, can't be read.
+    """
     # The process may have ended meanwhile.
     with suppress(OSError, ValueError):
         counts = dict(line.split(": ") for line in (folder / "io").read_text().splitlines())
@@ -128,7 +150,7 @@ def _io_bytes(folder: Path) -> int:
 
 
 def _is_held(folder: Path) -> bool:
-    """Decide whether a thread of a process waits for a disk (state D), or a debugger traces it."""
+    """Return whether a thread of a process waits for a disk (state D) or is traced by a debugger."""
     # The process, or one of its threads, may have ended meanwhile.
     with suppress(OSError):
         for status in folder.glob("task/*/status"):

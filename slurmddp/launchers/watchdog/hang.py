@@ -62,10 +62,11 @@ class _Silence:
 
 
 class Watchdog:
-    """Watch the ranks of a node through the worker groups of an attempt; call `poll` every second.
+    """Detects hangs of a node's ranks, through all worker groups of an attempt; call `poll` every second.
 
     Args:
-        timeout_s: the limit in seconds of every phase after the first step; None: learnt limits; 0: no limit.
+        timeout_s: the value of policy.stall_timeout_s: the limit in seconds of every phase after the first
+            step; None: limits that grow with the measured durations; 0: no limits.
     """
 
     def __init__(self, timeout_s: float | None) -> None:
@@ -81,7 +82,9 @@ class Watchdog:
         self._since_report_s = 0.0
 
     def poll(self, beats: Mapping[int, RankHeartbeat], now: float) -> bool:
-        """Decide whether all ranks of this node hang; False if this hang was just reported.
+        """Return whether to report that all ranks of this node hang.
+
+        A hang that continues is reported again only after a part `_AGAIN` of its limit.
 
         Args:
             beats: the heartbeats by global rank.
@@ -93,7 +96,7 @@ class Watchdog:
         self._polled_at = now
         self._since_report_s += passed_s
 
-        # A rank that has ended holds up no other rank.
+        # Drop ranks that have ended: they hold up no other rank.
         for rank in self._silences.keys() - beats.keys():
             del self._silences[rank]
         for rank, beat in beats.items():
@@ -102,7 +105,7 @@ class Watchdog:
         if not beats or not all(self._is_overdue(silence) for silence in self._silences.values()):
             return False
 
-        # A hang that goes on is reported again, but not at each poll.
+        # Don't report the same hang at each poll.
         beat = max(self._silences.values(), key=lambda silence: silence.seconds).beat
         limit_s = self.limit_s(beat) or 0.0
         if self._reported and self._since_report_s < max(1.0, _AGAIN * limit_s):
@@ -113,7 +116,7 @@ class Watchdog:
         return True
 
     def silent_s(self, rank: int, beat: RankHeartbeat) -> float:
-        """Return the seconds that a rank has shown no heartbeat, by its newest `beat`."""
+        """Return for how many seconds a rank has shown no new heartbeat; 0.0 if `beat` is a new one."""
         silence = self._silences.get(rank)
         if silence is None or silence.beat.since != beat.since:
             return 0.0
@@ -126,14 +129,15 @@ class Watchdog:
 
         usual = LIMITS_S[beat.phase]
         if self._timeout_s is not None:
-            # A setting for the steps of a training may be too short for imports, loading and compilation.
+            # Before the first step the setting can't shorten the limit: it may be too short for imports,
+            # loading and compilation.
             if beat.phase in START_UP or beat.steps == 0:
                 return max(usual, self._timeout_s)
             return self._timeout_s
 
         longest = self._longest.get(beat.phase, 0.0)
         learnt = min(_TIMES_THE_LONGEST * longest, longest + _ABOVE_THE_LONGEST_S)
-        # The first step is usually the longest.
+        # A later step may take as long as the first, which is usually the longest (compilation).
         if beat.phase == "step":
             learnt = max(learnt, _TIMES_THE_FIRST * self._longest.get("first_step", 0.0))
 
@@ -144,14 +148,17 @@ class Watchdog:
         return limit is not None and silence.seconds >= limit
 
     def _follow(self, rank: int, beat: RankHeartbeat, now: float, passed_s: float) -> None:
-        """Add the time since the last poll to a rank's silence, or note its new heartbeat."""
+        """Update how long a rank has been silent, by its newest heartbeat.
+
+        A new heartbeat ends the silence, whose length counts as a healthy duration of its phase.
+        """
         silence = self._silences.get(rank)
         if silence is not None and silence.beat.since == beat.since:
             silence.beat = beat
             silence.seconds += passed_s
             return
 
-        # The number of steps of a restarted rank begins at 0 again.
+        # A rank that is starting, or whose number of steps fell, was restarted: a new worker group runs.
         if beat.phase == "starting" or (silence is not None and beat.steps < silence.beat.steps):
             self._begin_group()
         elif silence is not None:
@@ -159,11 +166,11 @@ class Watchdog:
             self._longest[phase] = max(self._longest.get(phase, 0.0), silence.seconds)
             self._reported = None
 
-        # The heartbeat has come at some moment since the last poll.
+        # The new silence began at the heartbeat, at some time since the last poll.
         self._silences[rank] = _Silence(beat, max(0.0, min(now - beat.since, passed_s)))
 
     def _begin_group(self) -> None:
-        """Give the phase of a reported hang more time: its ranks have been replaced by a new worker group."""
+        """Double the limit of the phase of a reported hang, for the new worker group."""
         if self._reported is not None:
             self._patience[self._reported] = 2.0 * self._patience.get(self._reported, 1.0)
             self._reported = None

@@ -22,16 +22,22 @@ _RENAMED_IN = (2, 10)
 
 
 class FlightRecorder:
-    """The flight recorder's files and pipes of a node's ranks; `close` removes the pipes."""
+    """Configures NCCL's flight recorder for the ranks of a node, and makes ranks write its files.
+
+    `close` removes the named pipes.
+    """
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
-        # Some file systems, such as the logs' file system, have no pipes, and a rank that can't create its
-        # pipe ends.
+        # The pipes lie in a local folder: not every file system of logs can hold named pipes, and a rank that
+        # can't create its pipe fails.
         self._pipes = Path(tempfile.mkdtemp(prefix="slurmddp-nccl-"))
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that switch the recorder on in ranks, except those that `environ` contains."""
+        """Return environment variables that switch the recorder on in ranks.
+
+        Settings for which `environ` has a value, under the new or the old name, are left out.
+        """
         prefix = str(self._log_dir / "nccl-trace-rank-")
         settings = {
             ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): str(ENTRIES),
@@ -43,16 +49,19 @@ class FlightRecorder:
         variables: dict[str, str] = {}
         known = 1 if _torch_version() >= _RENAMED_IN else 2
         for names, value in settings.items():
-            # torch prefers the new name of a variable, which would override the user's value of the old name.
+            # Check both names: torch prefers the new one, which would override a value under the old one.
             if environ.keys().isdisjoint(names):
                 variables |= dict.fromkeys(names[:known], value)
 
         return variables
 
     def request(self, ranks: Iterable[int]) -> None:
-        """Ask ranks to write their files; a rank whose NCCL threads still run takes a second or two."""
+        """Ask ranks to write their last collectives to their files, and don't wait for them.
+
+        A rank does so within two seconds if its NCCL threads still run.
+        """
         for rank in ranks:
-            # There may be no pipe. Without O_NONBLOCK, a pipe that no process reads would block the agent.
+            # A rank may have no pipe. O_NONBLOCK: the open would block if no process reads from the pipe.
             with suppress(OSError):
                 pipe = os.open(self._pipes / f"{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
                 with open(pipe, "wb", buffering=0) as stream:

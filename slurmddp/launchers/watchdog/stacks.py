@@ -1,9 +1,9 @@
 """Ask ranks that hang, and their loader workers, for their Python stacks, by a signal.
 
 Each rank arms faulthandler at its start (`arm_stacks`). The handler runs in C at once, whatever thread holds
-the interpreter. Loader workers that a rank forks inherit the handler. It writes behind the rank's heartbeat
-page (`host/heartbeat_page.py`). All processes of a rank share this memory, so the agent asks them one after
-the other. The agent never waits: its loop calls `poll`.
+the interpreter. Loader workers that a rank forks inherit the handler. It writes into the shared
+memory behind the rank's heartbeat page (`host/heartbeat_page.py`). All processes of a rank share this memory,
+so the agent asks them one after the other. The agent never waits: its loop calls `poll`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BEGUN_BY = "/slurmddp/launchers/agent/worker.py:"
 
 @dataclass(frozen=True)
 class RankStacks:
-    """The answer of a rank."""
+    """The state of a rank's process, and the Python stacks with which the rank has answered."""
 
     state: str = ""
     """The kernel's letter for the rank's state; `t` while a debugger holds the rank."""
@@ -50,10 +50,10 @@ class RankStacks:
 
 
 class StackRequest:
-    """Ask ranks for their stacks. Call `poll` every few hundredths of a second until it returns True.
+    """A request for the stacks of ranks; call `poll` every 0.02 s until it returns True.
 
     Args:
-        ranks: pid and heartbeat page of each rank, by rank.
+        ranks: the pid and the heartbeat page of each rank, by global rank.
     """
 
     def __init__(self, ranks: Mapping[int, tuple[int, HeartbeatPage]]) -> None:
@@ -62,19 +62,23 @@ class StackRequest:
         self._asked = {rank: _Rank(pid, page, groups[pid]) for rank, (pid, page) in ranks.items()}
 
     def poll(self) -> bool:
-        """Take answers and ask the next processes; return whether all have answered or the time is over."""
+        """Read the answers that have come, and ask the next process of each rank.
+
+        Returns:
+            Whether all processes were asked and had time to answer, or `_TOGETHER_S` have passed.
+        """
         now = time.monotonic()
         done = [rank.advance(now) for rank in self._asked.values()]
         return all(done) or now >= self._until
 
     def stacks(self) -> dict[int, RankStacks]:
-        """Return the answers so far, by rank."""
+        """Return the answers that have come so far, by global rank; a rank without one has empty stacks."""
         return {rank: asked.result() for rank, asked in self._asked.items()}
 
 
 @dataclass
 class _Rank:
-    """The processes of a rank, asked in turn."""
+    """A rank's process and its loader workers, which are asked for their stacks one after the other."""
 
     pid: int
     page: HeartbeatPage
@@ -93,17 +97,21 @@ class _Rank:
 
     def __post_init__(self) -> None:
         self.state = _read_status(self.pid).state
-        # The answers to an earlier request may still be there.
+        # Remove the answers to an earlier request.
         self.page.forget_stacks()
 
     def advance(self, now: float) -> bool:
-        """Take an answer and ask the next process; return whether all have been asked."""
+        """Read the answer of the asked process; once it is complete, ask the next process.
+
+        Returns:
+            Whether no process is left.
+        """
         if self._now_asked is not None and not self._has_answered(now):
             return False
 
         while self.left:
             pid = self.left.pop(0)
-            # Without a handler the signal would end the process.
+            # Only a process with a handler is asked: the signal would kill any other.
             if _read_status(pid).answers:
                 with suppress(ProcessLookupError):
                     os.kill(pid, STACKS_SIGNAL)
@@ -120,7 +128,7 @@ class _Rank:
             self._seen = size
             self._changed = now
 
-        # Nothing marks the end of an answer, so it ends when no further byte comes.
+        # Nothing marks the end of an answer, so it counts as complete after `_REST_S` without a new byte.
         wait_s = _REST_S if self._seen > self._begin else _ANSWER_S
         if now - self._changed < wait_s:
             return False
@@ -149,9 +157,9 @@ class _Rank:
 
 
 def main_thread(text: str) -> tuple[str, ...]:
-    """Return the frames of the main thread in the output of faulthandler, which prints this thread last.
+    """Return the frames of the main thread, which faulthandler prints last, innermost frame first.
 
-    The frames end where the rank was started.
+    Frames of the agent, which a forked rank has inherited, are left out. At most `_MAX_FRAMES` are returned.
     """
     frames: list[str] = []
     for line in text.splitlines():
@@ -167,7 +175,7 @@ def main_thread(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Status:
-    """The kernel's status of a process."""
+    """The kernel's state of a process, and whether the process can answer a request for stacks."""
 
     state: str = ""
     answers: bool = False
@@ -175,7 +183,7 @@ class _Status:
 
 
 def _read_status(pid: int) -> _Status:
-    """Return the kernel's status of a process; empty if it has ended."""
+    """Return the status of a process, from /proc; an empty status if the process has ended."""
     try:
         text = (process.PROC / str(pid) / "status").read_text(errors="replace")
     except OSError:
@@ -191,9 +199,12 @@ def _read_status(pid: int) -> _Status:
 
 
 def _groups(leaders: set[int]) -> dict[int, list[int]]:
-    """Return the processes of each process group, its leader first."""
+    """Return the pids of each process group by the pid of its leader.
+
+    The leader comes first. At most `_MAX_PROCESSES` of a group are returned.
+    """
     groups = {leader: [leader] for leader in leaders}
-    # The loader workers of a rank belong to its process group.
+    # A rank leads its process group, to which its loader workers belong.
     for pid, fields in process.all_stats().items():
         group = int(fields[2])
         if pid not in leaders and group in groups:
@@ -203,8 +214,8 @@ def _groups(leaders: set[int]) -> dict[int, list[int]]:
 
 
 def write(log_dir: Path, stacks: Mapping[int, RankStacks], restart_count: int) -> None:
-    """Append the answers to `stacks-rank-R.txt` of each rank; an error of the disk is ignored."""
-    # An earlier hang of the same rank has its stacks in the same file.
+    """Append each rank's stacks to its file `stacks-rank-R.txt` in `log_dir`; OSErrors are ignored."""
+    # Append, because the file may hold the stacks of an earlier hang of the same rank.
     for rank, answer in sorted(stacks.items()):
         head = f"== restart count {restart_count}, rank {rank}, state {answer.state or 'unknown'}"
         path = log_dir / f"stacks-rank-{rank}.txt"

@@ -34,7 +34,10 @@ _TIMES = ("step_s", "wait_s", "forward_s")
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """The last step of a rank, and the sums of its steps and their seconds since its start."""
+    """The last step of a rank, its number of steps since its start, and the seconds that they took.
+
+    `step_s` is the time of whole steps, `wait_s` the wait for data, `forward_s` the forward pass.
+    """
 
     host: str
     step: int
@@ -50,7 +53,7 @@ class Pace:
 
     @property
     def own_s(self) -> float:
-        """Seconds that the rank needs without the others: until its backward pass."""
+        """Return the seconds until the backward pass, which the rank spends without the other ranks."""
         return self.wait_s + self.forward_s
 
 
@@ -59,7 +62,7 @@ _BEGIN = Pace(host="", step=0, steps=0, step_s=0.0, wait_s=0.0, forward_s=0.0)
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that the others wait for in every step."""
+    """A rank for which the other ranks wait in every step, with a `line` for the log."""
 
     rank: int
     host: str
@@ -67,11 +70,18 @@ class Straggler:
 
 
 def per_step(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> dict[int, Pace]:
-    """Return the mean times of one step since `before`, by rank; empty if a rank has taken too few steps."""
+    """Return the mean times of one step since `before`, by global rank.
+
+    Empty if a rank has taken fewer than `_FEWEST_STEPS` steps since then.
+
+    Args:
+        now: the newest sums of each rank.
+        before: the sums at the last comparison; a rank without sums counts from its start.
+    """
     means = {}
     for rank, pace in now.items():
         old = before.get(rank, _BEGIN)
-        # A restarted rank counts from its restart.
+        # The number of steps fell, so the rank was restarted: count from its restart.
         if old.steps > pace.steps:
             old = _BEGIN
 
@@ -86,7 +96,10 @@ def per_step(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> dict[int, P
 
 
 def straggler(means: Mapping[int, Pace]) -> Straggler | None:
-    """Return the rank that holds up the others, by the `means` of `per_step`; None if no rank does."""
+    """Return the rank that slows the others down, from the mean times of `per_step`; None if no rank does.
+
+    See the module's docstring for the two limits that its time must exceed.
+    """
     if len(means) < 2:
         return None
 
@@ -94,7 +107,8 @@ def straggler(means: Mapping[int, Pace]) -> Straggler | None:
     for part, activity in (("own_s", "until its backward pass"), ("wait_s", "waiting for data")):
         times = {rank: getattr(mean, part) for rank, mean in sorted(means.items())}
         rank = max(times, key=times.__getitem__)
-        # A forward pass that waits for other ranks takes alike on all of them, unlike the waits for data.
+        # Compare the waits for data alone as well: a forward pass that waits for other ranks takes the same
+        # time on all ranks, and hides the slow one.
         longest_s = times[rank]
         median_s = _median(times.values())
         if longest_s <= _ABOVE_MEDIAN * median_s or longest_s - median_s <= _OF_THE_STEP * step_s:
@@ -110,7 +124,10 @@ def straggler(means: Mapping[int, Pace]) -> Straggler | None:
 
 
 def pace_line(means: Mapping[int, Pace]) -> str | None:
-    """Return a line about a step's duration and the rank that waits longest for data; None without means."""
+    """Return a log line with a step's median duration and the rank that waits longest for data.
+
+    None if `means` is empty.
+    """
     if not means:
         return None
 
@@ -125,7 +142,7 @@ def pace_line(means: Mapping[int, Pace]) -> str | None:
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the lower median. (The import of `statistics` would delay each start.)"""
+    """Return the lower median, without an import of `statistics`, which would delay each start."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2]
 

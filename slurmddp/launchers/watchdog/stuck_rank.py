@@ -50,7 +50,7 @@ _DOING = {
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """The state of a rank of a job that may hang."""
+    """The phase, the heartbeat and the stack of one rank, collected when a hang is suspected."""
 
     rank: int
     host: str
@@ -77,7 +77,14 @@ class RankReport:
 def reports(
     watchdog: Watchdog, beats: Mapping[int, RankHeartbeat], stacks: Mapping[int, RankStacks], host: str
 ) -> list[RankReport]:
-    """Return the reports of this node's ranks, in order; `stacks` is the result of a `StackRequest`."""
+    """Return the reports of this node's ranks, in the order of the ranks.
+
+    Args:
+        watchdog: the watchdog of the node, which knows for how long each rank was silent.
+        beats: the newest heartbeat of each rank, by global rank.
+        stacks: the result of a `StackRequest`.
+        host: the node's host name.
+    """
     of_node = []
     for rank, beat in sorted(beats.items()):
         answer = stacks.get(rank, RankStacks())
@@ -99,10 +106,10 @@ def reports(
 
 
 def first_stopped(all_reports: Sequence[RankReport]) -> RankReport | None:
-    """Return the rank that holds up all ranks of the job, or None if the job makes progress after all.
+    """Return the rank that holds up all ranks of the job; None if the job may make progress.
 
-    The job makes progress if the rank for which the others wait shows heartbeats, need not show any, or is
-    held by a debugger.
+    The job may make progress if the rank for which the others wait is still within its limit, or if any rank
+    has a recent heartbeat, has no limit, or is held by a debugger.
     """
     if not all_reports:
         return None
@@ -116,28 +123,32 @@ def first_stopped(all_reports: Sequence[RankReport]) -> RankReport | None:
 
 
 def _makes_progress(report: RankReport, recent_s: float) -> bool:
-    """Decide whether a rank may be at work: it has a recent heartbeat or no limit, or a debugger holds it."""
+    """Return whether a rank may be at work.
+
+    It may if it has no limit, is held by a debugger, or had a heartbeat in the last `recent_s` seconds and
+    within its limit.
+    """
     if report.limit_s is None or report.state == "t":
         return True
     return report.seconds < min(report.limit_s, recent_s)
 
 
 def _order_among(all_reports: Sequence[RankReport]) -> Any:
-    """Return a sort key by which the rank that stopped first comes first."""
+    """Return a sort key for reports by which the rank that probably holds up the others comes first."""
     places = Counter(place(report) for report in all_reports)
 
     def order(report: RankReport) -> tuple[Any, ...]:
         return (
-            # A signal has stopped the rank: it can't continue by itself.
+            # First a rank that a signal has stopped, because it can't continue by itself.
             report.state != "T",
-            # A rank that waits for others is held up itself.
+            # Then a rank that does not wait for other ranks.
             waits(report),
-            # The others wait for the rank that is furthest behind.
+            # Then the rank that is furthest behind in steps and phases.
             report.step,
             list(_DOING).index(report.phase),
-            # A rank that computes holds up ranks that sleep.
+            # Then a rank that computes, for which sleeping ranks may wait.
             report.state != "R",
-            # Nearly all ranks wait at the same place.
+            # Then the rank at the rarest place in the code, because nearly all ranks wait at the same place.
             places[place(report)],
             _lines_in_common(report, all_reports),
             report.rank,
@@ -147,7 +158,7 @@ def _order_among(all_reports: Sequence[RankReport]) -> Any:
 
 
 def waits(report: RankReport) -> bool:
-    """Decide whether a rank is in code that waits for other ranks."""
+    """Return whether the stack of a rank shows that it waits for other ranks."""
     if not report.stack:
         return False
     if report.stack[0].endswith(_BACKWARD) or any(part in report.stack[0] for part in _WAITS_IN):
@@ -157,15 +168,18 @@ def waits(report: RankReport) -> bool:
 
 
 def at_exit(report: RankReport) -> bool:
-    """Decide whether a rank without a heartbeat is at its exit, not in a collective.
+    """Return whether a rank that shows no heartbeat is at its exit, not in a collective.
 
-    The end of the process group counts as the exit: torch waits there for its own threads.
+    `destroy_process_group` counts as the exit, because torch waits there for its own threads.
     """
     return not waits(report) or any(frame.endswith(_END_OF_GROUP) for frame in report.stack)
 
 
 def place(report: RankReport) -> str:
-    """Return the innermost frame of the user's code, shortened; else of slurmddp, else of a library."""
+    """Return the innermost frame in the program's code, else in slurmddp's, else in a library's.
+
+    It has the form `file.py:LINE in FUNCTION`; empty without a stack.
+    """
     frames: Sequence[str] = [frame for frame in report.stack if not any(part in frame for part in _LIBRARIES)]
     users = [frame for frame in frames if not frame.startswith(_SLURMDDP)]
     if users:
@@ -176,9 +190,10 @@ def place(report: RankReport) -> str:
 
 
 def _lines_in_common(report: RankReport, all_reports: Sequence[RankReport]) -> tuple[int, ...]:
-    """Return the lines of a rank in the functions that all ranks are in, outermost first.
+    """Return the line numbers of a rank in the outermost functions that all ranks are in.
 
-    A rank at a lower line of the same function is behind the others.
+    The outermost function comes first. The tuple ends at the first line that differs between ranks. As a
+    sort key, it puts the rank at the lowest line first, which is behind the others.
     """
     stacks = [[_split(frame) for frame in reversed(other.stack)] for other in all_reports if other.stack]
     lines = []
@@ -194,7 +209,7 @@ def _lines_in_common(report: RankReport, all_reports: Sequence[RankReport]) -> t
 
 
 def _split(frame: str) -> tuple[str, int]:
-    """Split `path:line in function` into function (with its path) and line."""
+    """Split a frame `path:line in function` into `path function` and the line number (0 without one)."""
     location, _, function = frame.rpartition(" in ")
     path, _, line = location.rpartition(":")
     return f"{path} {function}", int(line) if line.isdecimal() else 0
@@ -206,7 +221,10 @@ def _short(frame: str) -> str:
 
 
 def why(all_reports: Iterable[RankReport], first: RankReport) -> Cause:
-    """Return the cause of a failure by `first`: its activity, for how long, the waiting ranks, its stack."""
+    """Return the cause of the failure of the stuck rank `first`.
+
+    The text names what the rank does, for how long, which ranks wait, and where in the code the rank is.
+    """
     others = sorted(
         (report for report in all_reports if report.rank != first.rank), key=lambda report: report.rank
     )
@@ -221,10 +239,10 @@ def why(all_reports: Iterable[RankReport], first: RankReport) -> Cause:
 
 
 def hung_at_exit(report: RankReport) -> str:
-    """Return the warning that a rank hung at its exit and was ended, and that the others' result stands."""
+    """Return the warning that a rank hung at its exit, and that its agent ended it."""
     stood = ""
     if report.stack:
-        stood = f" It stood at {place(report)} (stacks-rank-{report.rank}.txt)."
+        stood = f" It was at {place(report)} (stacks-rank-{report.rank}.txt)."
 
     return (
         f"rank {report.rank} on {report.host} hung at its exit: all other ranks had left, and for "
@@ -234,7 +252,7 @@ def hung_at_exit(report: RankReport) -> str:
 
 
 def _does(first: RankReport) -> tuple[FailureKind, str]:
-    """Return the kind of the failure of a stuck rank, and its activity."""
+    """Return the kind of a stuck rank's failure, and the phrase that describes what the rank does."""
     if first.state == "T":
         return "stalled", f"{PHRASES['stalled']}: stopped by a signal (SIGSTOP)"
     if waits(first):
@@ -249,7 +267,7 @@ def _subject(others: Sequence[RankReport]) -> str:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Return `0-2, 5` for 0, 1, 2 and 5."""
+    """Return sorted rank numbers as ranges: `0-2, 5` for 0, 1, 2 and 5."""
     ranges: list[list[int]] = []
     for rank in ranks:
         if ranges and rank == ranges[-1][-1] + 1:
@@ -261,7 +279,7 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 
 def _activity(others: Sequence[RankReport]) -> str:
-    """Return the activity of most of the other ranks, as the verb of a sentence."""
+    """Return what most of the other ranks do, as the predicate of a sentence: `wait at model.py:3 in f`."""
     is_single = len(others) == 1
     if all(waits(report) for report in others):
         verb = "waits" if is_single else "wait"
@@ -278,7 +296,7 @@ def _activity(others: Sequence[RankReport]) -> str:
 
 
 def _position(first: RankReport) -> str:
-    """Return the part of a sentence that says where in the code a stuck rank is."""
+    """Return the end of the sentence about a stuck rank: where in the code it is, if that is known."""
     text = ""
     if first.worker:
         text += f"; its loader worker stands at {_short(first.worker[0])}"
