@@ -51,10 +51,10 @@ def longest_array(slurm: SlurmClient) -> int:
 
 
 def groups(jobs: Iterable[Job], max_elements: int) -> list[list[Job]]:
-    """Return the jobs in groups, one for each array: sbatch gets the same options for all jobs of a group.
+    """Divide jobs into groups, each of which is submitted as one array.
 
-    A job that submitit submits is a group alone. The groups share `array_parallelism`, because SLURM limits
-    each array separately.
+    All jobs of a group have the same options of sbatch. A job that submitit submits is a group alone. SLURM
+    limits each array separately, so `array_parallelism` is divided among the groups.
 
     Args:
         jobs: the jobs, in the order of their indexes.
@@ -87,7 +87,7 @@ def groups(jobs: Iterable[Job], max_elements: int) -> list[list[Job]]:
 
 
 def _is_unfinished(job: Job) -> bool:
-    """Return whether a job has work to do: its run has not finished, or is to train longer."""
+    """Return whether a job has work to do: its run has not finished, or its configuration extends it."""
     folder = RunFolder(job.run_dir)
     try:
         newest = read_history(folder).newest
@@ -102,7 +102,7 @@ def _is_unfinished(job: Job) -> bool:
 def shared_bound(bound: int, sizes: Sequence[int]) -> list[int]:
     """Return how many jobs of each group may run at once, so that at most `bound` jobs of all groups do.
 
-    Each group gets at least one, because SLURM has no array that runs none.
+    Each group gets at least one, also beyond `bound`, because an array can't be limited to 0 jobs at once.
 
     Args:
         bound: the number for all groups together.
@@ -114,7 +114,7 @@ def shared_bound(bound: int, sizes: Sequence[int]) -> list[int]:
         if not waiting:
             break
 
-        # The group that would otherwise take the longest gets one more.
+        # The group with the most jobs per share would take the longest, so it gets one more.
         longest = max(waiting, key=lambda group: sizes[group] / shares[group])
         shares[longest] += 1
     return shares
@@ -140,7 +140,7 @@ def submit(
         folder: the folder of the array; it must not exist.
         slurm: the SLURM to submit to.
         new: the run folders that `create` has just written. All other runs get the files of this submission.
-        say: gets a sentence about each run whose code has changed.
+        say: prints a sentence about each run whose code has changed.
 
     Raises:
         SlurmError: SLURM refused the array, and its folder is removed; or SLURM did not answer
@@ -150,7 +150,7 @@ def submit(
     try:
         names = "".join(f"{job.run_dir.name}\n" for job in jobs)
         (folder / ELEMENTS).write_text(names, encoding="utf-8", errors="surrogateescape")
-        # All jobs have the same `setup` lines.
+        # One check is enough, because all jobs have the same `setup` lines.
         check_syntax(render(jobs[0]))
         code = write_code_of_array(folder / ELEMENT, jobs[0], [job.run_dir for job in jobs])
         for job in jobs:
@@ -161,7 +161,7 @@ def submit(
         script.write_text(render_array(jobs, folder), encoding="utf-8")
         array = slurm.submit(script, token=_new_token(), options=site_options(jobs, script, slurm))
     except BaseException as error:
-        # After a Ctrl-C, too, the array may be queued.
+        # Keep the folder if the array may be queued: without an answer of SLURM, and after Ctrl-C.
         if isinstance(error, Exception) and not getattr(error, "may_be_queued", False):
             shutil.rmtree(folder)
         raise
@@ -181,7 +181,7 @@ def remove_left_over(runs_dir: Path) -> None:
     for file in runs_dir.glob(f".*/{ELEMENTS}"):
         folder = file.parent
         names = elements(str(folder))
-        # A hidden folder of a person may contain a file of that name, too.
+        # Check that this is the folder of an array: other hidden folders may contain a file of that name.
         is_array = (folder / ELEMENT).is_dir() and all(map(_is_name_of_run, names))
         if is_array and names and not any((runs_dir / name).exists() for name in names):
             shutil.rmtree(folder, ignore_errors=True)
@@ -192,5 +192,8 @@ def _is_name_of_run(name: str) -> bool:
 
 
 def _new_token() -> str:
-    """Return a unique argument for the script of an array; it names no run, because all elements share it."""
+    """Return a unique argument for the script of an array, by which its jobs are found in the queue.
+
+    It names no run, because all elements share it.
+    """
     return f"slurmddp:array-{secrets.token_hex(6)}"

@@ -21,7 +21,7 @@ from slurmddp.slurm.limits.site import Site, may_lift, partitions_for
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The result of a comparison; a job is submitted unless it has reasons against it."""
+    """Whether a job fits its site; it does unless there are `reasons` against it."""
 
     reasons: tuple[Finding, ...] = ()
     """Why SLURM never starts the job."""
@@ -30,7 +30,7 @@ class Fit:
     refusal: SlurmError | None = None
     """The error with which sbatch refused the job."""
     start: str = ""
-    """The expected start, as a clause."""
+    """The expected start, as a clause for a sentence; empty if sbatch was not asked or refused the job."""
 
     @property
     def notes(self) -> list[str]:
@@ -38,15 +38,18 @@ class Fit:
 
 
 def refuse_misfit(job: Job, slurm: SlurmClient) -> list[str]:
-    """Raise ConfigError if SLURM would never start `job`; call this before `submit`.
+    """Check before `submit` that SLURM can start a job.
 
     Returns:
-        Notes on why SLURM may never start the job.
+        Warnings on why SLURM may never start the job; empty if none is known.
+
+    Raises:
+        ConfigError: SLURM would never start the job.
     """
     try:
         fit = fit_of(job, build(job.submitter, slurm).script(job), slurm)
     except SlurmError:
-        # sbatch, which runs next, gives a better reason.
+        # Let the submission continue: if SLURM is at fault, sbatch reports a more precise error.
         return []
 
     if fit.reasons:
@@ -56,7 +59,7 @@ def refuse_misfit(job: Job, slurm: SlurmClient) -> list[str]:
 
 
 def fit_of(job: Job, script: str, slurm: SlurmClient) -> Fit:
-    """Compare a job with its partitions; ask SLURM for further facts only if the job does not fit.
+    """Compare a job with the limits of its partitions; ask SLURM for more only if the job exceeds them.
 
     Raises:
         SlurmError: SLURM does not show its partitions.
@@ -74,13 +77,13 @@ def fit_of(job: Job, script: str, slurm: SlurmClient) -> Fit:
 
 
 def judge(job: Job, findings: Sequence[Finding], site: Site, ask: Callable[[], str]) -> Fit:
-    """Divide findings into reasons and doubts by the answer of sbatch.
+    """Ask sbatch about a job, and divide the findings into `reasons` and `doubts`.
 
     Args:
         job: the job.
-        findings: the findings of a comparison.
-        site: the site.
-        ask: asks sbatch whether it takes the job; returns the expected start.
+        findings: what the comparison has found against the job.
+        site: the limits and options of the site.
+        ask: asks sbatch whether it accepts the job; returns the expected start, or raises SlurmError.
 
     Raises:
         SlurmError: SLURM does not answer.
@@ -90,14 +93,14 @@ def judge(job: Job, findings: Sequence[Finding], site: Site, ask: Callable[[], s
     try:
         start = ask()
     except SlurmError as error:
-        # Without an answer there is no refusal.
+        # With `may_be_queued` SLURM has not answered, which is no refusal.
         if error.may_be_queued:
             raise
         refusal = error
 
     doubts = [finding for finding in findings if may_lift(job, site, finding)]
     reasons = [finding for finding in findings if finding not in doubts]
-    # sbatch accepts the job, but SLURM checks limits only when the job is queued.
+    # sbatch accepts the job, so only findings about limits remain: SLURM checks them when the job is queued.
     if refusal is None:
         reasons = [finding for finding in reasons if finding.limit]
         doubts = [finding for finding in doubts if finding.limit]

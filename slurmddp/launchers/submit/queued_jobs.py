@@ -13,21 +13,25 @@ from slurmddp.slurm.states import ACTIVE, PENDING, JobState
 
 
 def live_jobs(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[dict[str, JobState]]:
-    """Return the jobs of each run that wait or run in SLURM, also jobs that the run folder does not name."""
+    """Return the jobs of each run that wait or run in SLURM, by job id.
+
+    They include jobs that the run folder does not name.
+    """
     jobs_by_path = slurm.jobs_of_each([folder.path for folder in folders])
     return [_live(jobs_by_path[folder.path]) for folder in folders]
 
 
 def _live(jobs: Mapping[str, JobState]) -> dict[str, JobState]:
-    """Return the jobs that wait or run, by id."""
+    """Return those of the `jobs` that wait or run, by job id."""
     live_states = (PENDING | ACTIVE) - {"COMPLETING"}
     return {job_id: job for job_id, job in jobs.items() if job.state in live_states}
 
 
 def leftovers_of_each(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[list[str]]:
-    """Return the jobs that SLURM may still start for each of some runs that have ended.
+    """Return the ids of the jobs that SLURM still has for each run of `folders`, all of which have ended.
 
-    One query asks SLURM for all runs. Without an answer the lists are empty.
+    They are the jobs that wait, and those that the run folder does not name. One query asks SLURM for all
+    runs. Without an answer the lists are empty.
     """
     try:
         jobs_of_runs = live_jobs(folders, slurm) if folders else []
@@ -43,17 +47,22 @@ def _leftovers(folder: RunFolder, live: Mapping[str, JobState]) -> list[str]:
 
 
 def settle(folder: RunFolder, slurm: SlurmClient, say: Callable[[str], None]) -> str | None:
-    """Settle the jobs of one run as `settle_each` does; return the id of the adopted job, or None."""
+    """Cancel or adopt the jobs of one run as `settle_each` does; return the adopted job's id, or None."""
     return settle_each([folder], slurm, say).get(folder.path)
 
 
 def settle_each(
     folders: Sequence[RunFolder], slurm: SlurmClient, say: Callable[[str], None]
 ) -> dict[Path, str]:
-    """Settle the jobs that SLURM still has, although the records of their runs have ended.
+    """Cancel or adopt the jobs that SLURM still has although the records of their runs have ended.
 
-    A job that SLURM has requeued is cancelled. A job that the folder does not name is adopted: its submission
-    is recorded.
+    A waiting job that the run folder names, as after a requeue, is cancelled. A job that the run folder does
+    not name is adopted: its submission is recorded.
+
+    Args:
+        folders: the run folders.
+        slurm: the SLURM to ask.
+        say: prints a sentence about each cancelled job.
 
     Returns:
         The id of the adopted job of each run that has one, which makes another submission unnecessary.
@@ -83,7 +92,7 @@ def _settle(
             return job_id
         if job.pending:
             slurm.cancel(job_id)
-            say(f"Job {job_id} of an earlier attempt was still in the queue; it was taken out.")
+            say(f"Job {job_id} of an earlier attempt was still in the queue; it was cancelled.")
         elif job_id in history.open_jobs:
             raise RunStateError(
                 f"Job {job_id} of {folder.name} still runs.",
@@ -93,5 +102,5 @@ def _settle(
 
 
 def named_jobs(history: History) -> set[str | None]:
-    """Return the ids of all jobs that the record of a run names."""
+    """Return the ids of all jobs in the record of a run; an attempt without a job adds None."""
     return {history.job_id, *history.open_jobs, *(attempt.job_id for attempt in history.attempts)}

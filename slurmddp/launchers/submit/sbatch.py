@@ -42,10 +42,9 @@ class SbatchSubmitter:
 
 
 def submit(job: Job, script: Path, slurm: SlurmClient) -> str:
-    """Submit `script` and return the job's id.
+    """Submit `script` by sbatch, without a record in the run folder; return the job's id.
 
-    The job excludes the nodes that failed lately under this run or another run of the account, if SLURM has
-    enough other nodes.
+    The job excludes nodes as `site_options` does.
     """
     known = named_jobs(read_history(RunFolder(job.run_dir)))
     options = site_options([job], script, slurm)
@@ -53,7 +52,9 @@ def submit(job: Job, script: Path, slurm: SlurmClient) -> str:
 
 
 def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[str]:
-    """Return the options of sbatch that exclude nodes which failed under runs; empty if there are none.
+    """Return the options of sbatch that exclude nodes which failed lately under runs of the account.
+
+    Empty if there are no such nodes, or if SLURM would refuse the job without them.
 
     Args:
         jobs: the jobs of the submission, all on one cluster.
@@ -68,7 +69,7 @@ def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[
     wanted = hosts_of(str(sbatch.get("nodelist") or ""))
     failed = [node for node in _failed_nodes(folders, slurm) if node not in wanted]
     excluded = str(sbatch.get("exclude") or "")
-    # A value with a slash is the path of a file with nodes, to which no node can be added.
+    # `exclude` with a slash is the path of a file that lists nodes, so no node can be added to it.
     if not failed or "/" in excluded:
         return []
 
@@ -77,7 +78,10 @@ def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[
 
 
 def _failed_nodes(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[str]:
-    """Return the nodes to avoid; nodes of other runs are left out if SLURM does not name its cluster."""
+    """Return the nodes that failed lately under these runs and, if they are shared, under other runs.
+
+    Nodes of other runs are left out if SLURM does not name its cluster.
+    """
     if shared_nodes():
         with suppress(SlurmError, OSError):
             cluster = cluster_name(slurm)
@@ -87,5 +91,5 @@ def _failed_nodes(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[str]
 
 
 def new_token(job: Job) -> str:
-    """Return a unique argument for the script of a submission, by which the queue shows its job."""
+    """Return a unique argument for the script of a submission, by which its job is found in the queue."""
     return f"slurmddp:{job_name(job.run_name)}:{secrets.token_hex(6)}"

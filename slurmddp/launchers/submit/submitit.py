@@ -30,29 +30,32 @@ if TYPE_CHECKING:
 
 
 class RunScript:
-    """The object that submitit pickles: it holds the path of the batch script, and nothing of the run."""
+    """The function that submitit pickles and calls in the job: it runs the batch script at a path."""
 
     def __init__(self, script: str) -> None:
         self.script = script
 
     def __call__(self) -> None:
-        """Run the batch script and end with its exit code, so that SLURM sees the code."""
-        # The handler is a function: bash can't trap a signal that it inherits as ignored (SIG_IGN).
+        """Run the batch script and exit with its exit code, so that SLURM sees the code."""
+        # Set a function that does nothing, not SIG_IGN: bash can't trap a signal that it inherits as ignored.
         for number in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, _ignore_signal)
 
         code = subprocess.run(["bash", self.script]).returncode
-        # SystemExit passes submitit's `except Exception`, which would change the code to 1.
+        # submitit's `except Exception`, which would change the code to 1, does not catch SystemExit.
         if code:
             sys.exit(code)
 
 
 def _ignore_signal(_number: int, _frame: object) -> None:
-    """Do nothing: SLURM signals the ranks itself, and the script waits for them."""
+    """Do nothing at a signal: SLURM signals the ranks itself, and the script waits for them."""
 
 
 class SubmititSubmitter:
-    """Runs a run's script inside a submitit job; submitit's files lie in `submitit/` of the run folder."""
+    """Submits a run as a job of submitit, which runs the run's batch script.
+
+    submitit's files lie in the folder `submitit/` of the run folder.
+    """
 
     def __init__(self, slurm: SlurmClient) -> None:
         self._slurm = slurm
@@ -86,11 +89,11 @@ def _parameters(job: Job, known: set[str]) -> dict[str, Any]:
         else:
             additional[name] = value
 
-    # submitit's default is the key "submitit". None leaves the line out.
+    # submitit's default workload key is "submitit". With None, its script has no line for the key.
     parameters.setdefault("wckey", None)
     return {
         **parameters,
-        # submitit computes with this number.
+        # In minutes, as a number: submitit computes with it.
         "time": job.resources.time_limit_min,
         "signal_delay_s": job.policy.signal_lead_s,
         "stderr_to_stdout": True,
@@ -101,9 +104,16 @@ def _parameters(job: Job, known: set[str]) -> dict[str, Any]:
 
 
 def _executor(job: Job, slurm: SlurmClient, *, submits: bool = True) -> SlurmExecutor:
-    """Return submitit's executor for a job, with slurmddp's client as its sbatch.
+    """Return a submitit executor for a job, which calls sbatch by slurmddp's client.
 
-    Without `submits` the executor only renders the script, and works on a machine without SLURM.
+    Args:
+        job: the job.
+        slurm: the client.
+        submits: whether the executor submits jobs. If not, it only renders the script, and works on a
+            machine without SLURM.
+
+    Raises:
+        SlurmError: there is no SLURM, and `submits`.
     """
     import submitit
     from submitit.core.utils import JobPaths

@@ -9,7 +9,7 @@ from slurmddp.plugins import locate
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.client import SlurmClient
 
-# These are import paths, because submitit takes a while to import.
+# Import paths, not classes, so that submitit, which takes a while to import, is imported only if chosen.
 _SUBMITTERS = {
     "sbatch": "slurmddp.launchers.submit.sbatch.SbatchSubmitter",
     "submitit": "slurmddp.launchers.submit.submitit.SubmititSubmitter",
@@ -27,7 +27,15 @@ class Submitter(Protocol):
 
 
 def build(name: str, slurm: SlurmClient | None = None) -> Submitter:
-    """Return the submitter `sbatch` or `submitit`."""
+    """Return the submitter with the name `sbatch` or `submitit`.
+
+    Args:
+        name: the name.
+        slurm: the client to submit with; None: a new one.
+
+    Raises:
+        ConfigError: there is no such submitter.
+    """
     if name not in _SUBMITTERS:
         raise ConfigError(f"submitter={name!r} is not known.", hint=near_matches(name, _SUBMITTERS))
     submitter: Submitter = locate(_SUBMITTERS[name], key="submitter")(slurm or SlurmClient())
