@@ -91,7 +91,7 @@ def test_a_run_in_a_shell_of_salloc_uses_its_nodes(project, here, capsys, monkey
     assert "(2 ranks on 1 node of job 7)" in shown
     assert "note    job 7 holds 2 nodes; to use more, set nodes=N." in shown
     assert main(["train", "nodes=3"]) == EXIT_CONFIG
-    assert "nodes=3 is more than the 2 node(s) of this allocation (job 7)" in capsys.readouterr().err
+    assert "nodes=3 is more than the 2 nodes of this allocation (job 7)" in capsys.readouterr().err
 
 
 def test_a_folder_in_the_way_is_not_touched(project, here, capsys):

@@ -101,7 +101,7 @@ CASES = {
         "+cluster=cpu",
         "ranks_per_node=1000",
     ): "node with 16 CPUs.*ranks_per_node=256 or less",
-    "nodes=99999999999999999999": "can't be tried on this machine",
+    "nodes=99999999999999999999": "too many for this machine",
     (BIG, "time_limit=never"): "is not a time.*HH:MM:SS",
     (BIG, "time_limit=0"): "time_limit=0 is not above 0",
     (BIG, "time_limit=2"): "signal_lead_s=120",

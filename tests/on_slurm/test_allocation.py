@@ -79,7 +79,7 @@ def test_a_run_in_an_allocation_uses_its_nodes_and_behaves_as_a_local_one(
         "killed 130",
         "end",
     ], told
-    assert "nodes=4 is more than the 3 node(s) of this allocation" in outputs["few"]
+    assert "nodes=4 is more than the 3 nodes of this allocation" in outputs["few"]
     assert len(set(re.findall(r"\[rank \d\] (\S+)", outputs["ssh"]))) == 3, outputs["ssh"]
     assert "SLURM_JOB_ID is 999999, and this job is over (SLURM does not know it)" in outputs["none"]
     assert "(2 ranks on 2 nodes of job" in outputs["fit"] and "holds 3 nodes" in outputs["fit"]

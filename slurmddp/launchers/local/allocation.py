@@ -13,13 +13,14 @@ from slurmddp.environments.names import EMULATED_VARIABLE
 from slurmddp.environments.scrub import scrub
 from slurmddp.environments.srun_options import STEP_OPTIONS
 from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.runs.text_format import counted
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.states import TERMINAL, parse_state
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The allocation around this process."""
+    """The SLURM allocation in which this process runs, outside of any step."""
 
     job_id: str
     nodes: int
@@ -29,30 +30,42 @@ class Allocation:
     """The names of the nodes, as SLURM writes them."""
 
     def require(self, nodes: int, setting: str) -> None:
-        """Raise an error unless the allocation has the `nodes` of a `setting`, and srun is on PATH."""
+        """Check that the allocation has enough nodes, and that srun is on PATH.
+
+        Args:
+            nodes: the number of nodes that are needed.
+            setting: the key or option that asks for them, for the error message.
+
+        Raises:
+            ConfigError: the allocation has fewer nodes.
+            SlurmError: there is no srun.
+        """
         if nodes > self.nodes:
             raise ConfigError(
-                f"{setting} is more than the {self.nodes} node(s) of this allocation (job {self.job_id}).",
+                f"{setting} is more than the {counted(self.nodes, 'node')} of this allocation "
+                f"(job {self.job_id}).",
                 hint=f"Use {self.nodes} or fewer, or a larger allocation.",
             )
         if shutil.which("srun") is None:
             raise SlurmError(
-                "This is an allocation of SLURM, but there is no srun on PATH.",
+                f"This is an allocation of SLURM (job {self.job_id}), but there is no srun on PATH.",
                 hint="Load SLURM's commands, for example by `module load slurm`.",
             )
 
     def agents(self, nodes: int, logs: Path, tolerates_node_loss: bool) -> list[str]:
-        """Return the srun that starts an agent on each of the first `nodes` nodes, with all CPUs of the job.
+        """Return the srun command that starts a program on each of the first `nodes` nodes.
+
+        The caller appends the command of the agent. The agent gets all CPUs that the job has on its node.
 
         Args:
             nodes: the number of nodes.
             logs: the folder for the output of each agent, `node-N.log`.
-            tolerates_node_loss: whether the other agents stay when an agent fails.
+            tolerates_node_loss: whether the other agents continue when an agent fails.
         """
         cpus = [] if self.cpus is None else [f"--cpus-per-task={self.cpus}"]
         return [
             *("srun", *STEP_OPTIONS, "--open-mode=append"),
-            # Without this option srun would wait in silence for the end of a step that runs already.
+            # Without this option srun would wait, without a message, until a step that runs already ends.
             "--overlap",
             *(f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *cpus),
             f"--kill-on-bad-exit={0 if tolerates_node_loss else 1}",
@@ -61,7 +74,10 @@ class Allocation:
 
 
 def around(environ: Mapping[str, str]) -> Allocation | None:
-    """Return the allocation around this process; None outside of one, and inside a step."""
+    """Return the allocation in which this process runs, by the environment variables.
+
+    None outside of an allocation, inside a step, and on an emulated node.
+    """
     if EMULATED_VARIABLE in environ or not slurm.in_allocation(environ) or slurm.in_step(environ):
         return None
 
@@ -75,12 +91,13 @@ def around(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def current(environ: Mapping[str, str]) -> Allocation | None:
-    """Return the allocation around this process, and ask SLURM for facts that the variables don't hold.
+    """Return the allocation in which this process runs, completed and checked by asking SLURM.
 
-    A shell that came by ssh to a node of a job may have only SLURM_JOB_ID.
+    A shell that was started by ssh on a node of a job may have no variable but SLURM_JOB_ID. Without
+    `scontrol`, or without an answer, only the variables count. None where `around` returns None.
 
     Raises:
-        ConfigError: the job is over. A shell may outlive its job.
+        ConfigError: the job is over; a shell may outlive its job.
     """
     allocation = around(environ)
     if allocation is None or shutil.which("scontrol") is None:
@@ -89,7 +106,7 @@ def current(environ: Mapping[str, str]) -> Allocation | None:
     try:
         facts = SlurmClient().facts(allocation.job_id)
     except SlurmError:
-        # The variables are enough for srun, whose error says more.
+        # Continue with the variables. If SLURM is at fault, srun reports a more precise error.
         return allocation
 
     state = "" if facts is None else parse_state(facts.get("JobState", ""))
@@ -107,7 +124,11 @@ def current(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def _cpus_of_each(facts: Mapping[str, str]) -> int | None:
-    """Return the CPUs of a job on each node if all nodes have equally many, else None."""
+    """Return the number of CPUs of a job on each node; None if they don't divide evenly by the nodes.
+
+    Args:
+        facts: the fields of the job, as `scontrol show job` prints them.
+    """
     cpus = facts.get("NumCPUs", "")
     nodes = facts.get("NumNodes", "")
     if not (cpus.isdigit() and nodes.isdigit()) or int(cpus) % max(int(nodes), 1):
@@ -116,7 +137,7 @@ def _cpus_of_each(facts: Mapping[str, str]) -> int | None:
 
 
 def for_srun(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for srun: it has the variables of the job, but of no step, run or rank."""
+    """Return the environment for srun: `environ` without the variables of a step, a run or a rank."""
     job_variables = {
         name: value
         for name, value in environ.items()

@@ -28,13 +28,16 @@ from slurmddp.host.ports import candidate_ports, free_address, listen
 from slurmddp.launchers.local.allocation import current
 from slurmddp.launchers.local.launch import FAULTHANDLER_VARIABLE
 from slurmddp.launchers.local.script_run import ScriptRun
+from slurmddp.runs.text_format import counted
 
 _EVERY_ADDRESS = Address(socket.AF_INET, "0.0.0.0")
 """The address to probe ports on: a port that is free there is free on any address that the ranks will use."""
 
 
 def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
-    """Run `command` as `ranks` ranks on `nodes` nodes; return the exit code of the first rank that fails.
+    """Run `command` as `ranks` ranks on `nodes` nodes; return the first failure's exit code, or 0.
+
+    In an allocation this process becomes srun and does not return.
 
     Args:
         command: a program and its arguments.
@@ -51,8 +54,8 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
         nodes = allocation.nodes if allocation else 1
     if ranks % nodes:
         raise ConfigError(
-            f"-n {ranks} ranks can't be shared evenly by {nodes} node(s).",
-            hint=f"Use a multiple of the nodes, such as -n {max(1, ranks // nodes) * nodes}.",
+            f"-n {ranks} ranks can't be divided evenly among {counted(nodes, 'node')}.",
+            hint=f"Use a multiple of the number of nodes, such as -n {max(1, ranks // nodes) * nodes}.",
         )
 
     if allocation is not None:
@@ -73,9 +76,11 @@ def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the ranks of one node, as a task of srun: `MASTER_PORT RANKS_PER_NODE PROGRAM ARGUMENT...`.
+    """Run the ranks of this node and return their exit code; srun starts this on each node.
 
-    Without arguments, print a port that is free on this node.
+    Args:
+        argv: `MASTER_PORT RANKS_PER_NODE PROGRAM ARGUMENT...`. If empty, print a port that is free on this
+            node instead.
     """
     node = detect(os.environ)
     if not argv:
@@ -88,14 +93,14 @@ def main(argv: Sequence[str]) -> int:
     master = (find_rank_zero(node)[0].text, int(port))
     environments = [_environment(node, local_rank, per_node, master) for local_rank in range(per_node)]
     code = _run([_program(program), *arguments], environments)
-    # srun returns the largest code of its tasks. The first failure must not be hidden by the 143 of a node
-    # that srun has ended after it.
+    # srun returns the largest exit code of its tasks. After a failure it ends the other nodes, whose code is
+    # then 143. Return 1 for such codes, so that they don't hide the code of the failure.
     return EXIT_FAILED if code > 128 else code
 
 
 def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
     stdin = subprocess.DEVNULL
-    # A rank can't read from this terminal, because it has a session of its own.
+    # Ranks run in another session than this process, and so can't read from its terminal.
     if sys.stdin is not None and not sys.stdin.isatty():
         stdin = sys.stdin.fileno()
     ranks = range(int(environments[0]["WORLD_SIZE"]))
@@ -103,7 +108,11 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
 
 
 def _program(name: str) -> str:
-    """Return the path of a program; raise ConfigError if there is no such program."""
+    """Return the path of a program that is on PATH or given by its path.
+
+    Raises:
+        ConfigError: there is no such program, or it is not executable.
+    """
     path = shutil.which(name)
     if path is not None:
         return path
@@ -114,14 +123,16 @@ def _program(name: str) -> str:
             hint = f"Use `python {name}`."
         raise ConfigError(f"{name} is not executable.", hint=hint)
     if Path(name).is_dir():
-        raise ConfigError(f"{name} is a folder, not a program.", hint="Give the path of a program in it.")
+        raise ConfigError(
+            f"{name} is a folder, not a program.", hint="Give the path of a program in this folder."
+        )
     raise ConfigError(
         f"There is no program {name!r} in this folder or on PATH.", hint="Give its path from this folder."
     )
 
 
 def _in_allocation(command: Sequence[str], ranks: int, nodes: int) -> int:
-    """Replace this process by the srun that starts this module on each node."""
+    """Replace this process by an srun that starts this module on each node, which runs `main`."""
     task = [*STEP_OPTIONS, "--ntasks-per-node=1"]
     this_module = [sys.executable, "-m", __name__]
     step = [f"--nodes={nodes}", f"--ntasks={nodes}", "--kill-on-bad-exit=1", "--unbuffered"]
@@ -131,7 +142,16 @@ def _in_allocation(command: Sequence[str], ranks: int, nodes: int) -> int:
 
 
 def _free_port(task: Sequence[str]) -> str:
-    """Ask the first node of the allocation, by a step of its own, for a port that is free there."""
+    """Return a port that is free on the first node of the allocation, as a string.
+
+    A separate srun runs this module there.
+
+    Args:
+        task: the options of srun, and the command that starts this module.
+
+    Raises:
+        SlurmError: srun failed.
+    """
     step = ["srun", "--nodes=1", "--ntasks=1", "--relative=0", *task]
     reply = subprocess.run(step, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if reply.returncode or not reply.stdout.strip().isdigit():
@@ -179,11 +199,11 @@ def _environment(node: RankInfo, local_rank: int, per_node: int, master: tuple[s
         "PMI_SIZE": world_size,
         "MPI_LOCALRANKID": str(local_rank),
         "MPI_LOCALNRANKS": str(per_node),
-        # Python would write into the pipe of a rank in blocks.
+        # The output of a rank goes through a pipe, into which Python would otherwise write in blocks.
         "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
         FAULTHANDLER_VARIABLE: os.environ.get(FAULTHANDLER_VARIABLE, "1"),
     }
-    # Ranks must not compete for the CPUs. torchrun sets the variable for this reason, too.
+    # One thread per rank, so that the ranks of a node don't compete for CPUs; torchrun does the same.
     if per_node > 1:
         values["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     return {**os.environ, **values}

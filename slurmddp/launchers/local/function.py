@@ -43,11 +43,11 @@ def call_on_ranks(call: Callable[[], Result], num_devices: int, launcher: Launch
     """Call `call` in `num_devices` new processes, the ranks 0..N-1 of one job; return rank 0's result.
 
     Raises:
-        ConfigError: this is not the main thread, or a value that the function uses can't be sent.
+        ConfigError: this is not the main thread, or a value that the function uses can't be pickled.
         SlurmddpError: a rank has failed; the message holds its error, the hint its traceback.
         StoppedAtCheckpoint: the ranks were stopped at a checkpoint.
         KeyboardInterrupt: Ctrl-C has ended the ranks.
-        SystemExit: SIGTERM or SIGUSR2 has ended the ranks, and ends this program.
+        SystemExit: SIGTERM or SIGUSR2 has ended the ranks; the code is 128 plus the signal's number.
     """
     import cloudpickle  # type: ignore[import-untyped]
 
@@ -63,8 +63,8 @@ def call_on_ranks(call: Callable[[], Result], num_devices: int, launcher: Launch
             (folder / _CALL).write_bytes(cloudpickle.dumps(call))
         except Exception as error:
             raise ConfigError(
-                f"The function can't be sent to the ranks: {type(error).__name__}: {error}.",
-                hint="Open files, locks and the like inside the function instead of around it.",
+                f"The function can't be pickled to send it to the ranks: {type(error).__name__}: {error}.",
+                hint="Create files, locks and similar objects inside the function, not outside.",
             ) from error
 
         code = run_ranks([sys.executable, "-m", __name__, name], None, num_devices, launcher)
@@ -75,7 +75,10 @@ def call_on_ranks(call: Callable[[], Result], num_devices: int, launcher: Launch
 
 
 def main(folder: Path) -> int:
-    """Run the call of `folder` as one rank, and leave its result or error there; return the exit code."""
+    """As one rank, call the function that is pickled in `folder`; return the exit code.
+
+    Rank 0 writes the result to `folder`. A rank that fails writes its error there.
+    """
     sys.path[:] = json.loads((folder / _PATH).read_text())
     import cloudpickle
 
@@ -97,7 +100,7 @@ def main(folder: Path) -> int:
 
 
 def _cut_frames(error: BaseException) -> None:
-    """Let the traceback begin with the first frame of the function, if it has one."""
+    """Remove slurmddp's frames from the start of the traceback, unless no other frames are left."""
     starters = (__file__, str(Path(__file__).parents[2] / "training" / "distributon.py"))
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in starters:
@@ -106,7 +109,10 @@ def _cut_frames(error: BaseException) -> None:
 
 
 def _error_of(folder: Path, code: int) -> BaseException:
-    """Return the exception for the exit code of the ranks, with the first error that a rank has left."""
+    """Return the exception to raise for an exit code of the ranks other than 0.
+
+    For a failure it contains the first error that a rank has written to `folder`.
+    """
     if code == EXIT_STOPPED:
         return StoppedAtCheckpoint("The training was stopped.", hint="Call it again to resume.")
     if code == _INTERRUPTED:
@@ -114,10 +120,12 @@ def _error_of(folder: Path, code: int) -> BaseException:
     if code in _ENDED:
         return SystemExit(code)
 
-    # The first error is the cause: the other ranks fail because they lose that rank.
+    # Use the first error: the other ranks probably fail because they lost that rank.
     paths = sorted(folder.glob(f"{_ERROR}*"), key=lambda path: path.stat().st_mtime_ns)
     if not paths:
-        return SlurmddpError(f"The ranks ended with exit code {code}.", hint="Their last lines stand above.")
+        return SlurmddpError(
+            f"The ranks ended with exit code {code}.", hint="The last lines of their output are shown above."
+        )
 
     report: dict[str, Any] = json.loads(paths[0].read_text())
     rank = paths[0].name.removeprefix(_ERROR)

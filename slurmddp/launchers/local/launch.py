@@ -27,7 +27,11 @@ FAULTHANDLER_VARIABLE = "PYTHONFAULTHANDLER"
 
 
 def launch_script(num_devices: int, launcher: Launcher) -> NoReturn:
-    """Run this program `num_devices` times as the ranks 0..N-1 of one job, then exit with their code."""
+    """Start this program `num_devices` times as the ranks 0..N-1 of one job, and exit with their exit code.
+
+    Raises:
+        ConfigError: this is not the main thread, or the program can't be started again.
+    """
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError(
             "launch() was called in a thread, which gets no signals.",
@@ -44,7 +48,7 @@ def run_ranks(command: Sequence[str], folder: str | None, num_devices: int, laun
 
     If `folder` is None, the ranks start in the working folder of this process.
     """
-    # The output of this process comes before the output of the ranks.
+    # Flush, so that the output of this process comes before the output of the ranks.
     sys.stdout.flush()
     sys.stderr.flush()
 
@@ -57,8 +61,18 @@ def run_ranks(command: Sequence[str], folder: str | None, num_devices: int, laun
 def rerun_command(
     orig_argv: Sequence[str], argv0: str, main_file: str | None, interactive: bool
 ) -> list[str]:
-    """Return the command that starts the running program again, with its arguments and Python's options."""
-    # Python calls a program on the standard input "<stdin>". The ranks could not read it again.
+    """Return the command that starts the running program again, with its arguments and Python's options.
+
+    Args:
+        orig_argv: `sys.orig_argv`.
+        argv0: `sys.argv[0]`.
+        main_file: `__file__` of the module `__main__`; None without one.
+        interactive: whether Python runs interactively.
+
+    Raises:
+        ConfigError: the program is not a file, a module or a `-c` text.
+    """
+    # Python reports the file "<stdin>" for a program from the standard input, which ranks can't read again.
     if interactive or (main_file in (None, "<stdin>") and "-c" not in orig_argv):
         raise ConfigError(
             "launch() has to start this program again, but it was typed into an interpreter, a notebook or "
@@ -67,17 +81,17 @@ def rerun_command(
         )
 
     command = [sys.executable, *orig_argv[1:]]
-    # A relative path of the script is wrong once the program has changed its working folder.
+    # If the program has changed its working folder, a relative path no longer leads to the script.
     if main_file is not None and argv0 in command and Path(argv0).resolve() != Path(main_file).resolve():
         command[command.index(argv0)] = main_file
     return command
 
 
 def of_hydra_job(command: Sequence[str], modules: Mapping[str, Any]) -> tuple[list[str], str | None]:
-    """Return the command and the folder with which ranks repeat this job of a Hydra app.
+    """Return the command and the working folder with which ranks run this job of a Hydra app again.
 
-    Each start of a Hydra app makes an output folder named by the time. The ranks use the output folder of the
-    first process, and write no second copy of its configuration.
+    Each start of a Hydra app creates an output folder named by the time. So the command lets the ranks use
+    the output folder of this process, and write no second copy of its configuration.
 
     Args:
         command: the command that starts the program again.
@@ -88,7 +102,7 @@ def of_hydra_job(command: Sequence[str], modules: Mapping[str, Any]) -> tuple[li
         not a Hydra app, the unchanged command and None.
 
     Raises:
-        ConfigError: the job is part of a sweep, which would end with the exit of its first job.
+        ConfigError: the job is part of a sweep, which would end when this process exits after its first job.
     """
     hydra_config = getattr(modules.get("hydra.core.hydra_config"), "HydraConfig", None)
     if hydra_config is None or not hydra_config.initialized():
@@ -97,15 +111,16 @@ def of_hydra_job(command: Sequence[str], modules: Mapping[str, Any]) -> tuple[li
     config = hydra_config.get()
     if config.mode is not None and config.mode.name == "MULTIRUN":
         raise ConfigError(
-            "launch() was called in a sweep of Hydra, and would end it with the first job's exit code.",
+            "launch() was called in a sweep of Hydra. It exits after the first job, and so ends the sweep.",
             hint="Use launch(function), which returns, or start each job of the sweep by its own command.",
         )
 
-    # In Hydra's grammar, backslashes before a quote are doubled, and the quote gets one more.
+    # Quote the path by Hydra's grammar: double the backslashes before a quote, and add one for the quote.
     output = re.sub(r"(\\*)(')", r"\1\1\\\2", config.runtime.output_dir)
     added = [f"hydra.run.dir='{output}'", "hydra.output_subdir=null"]
 
-    # Hydra accepts overrides only as one block of arguments, and options may follow the block.
+    # Insert the overrides after the last override of the command: Hydra accepts overrides only as one block
+    # of arguments, and options may follow the block.
     typed = modules["omegaconf"].OmegaConf.to_container(config.overrides, resolve=False)
     overrides = {*typed["task"], *typed["hydra"]}
     ends = [end for end, argument in enumerate(command, 1) if argument in overrides]
@@ -116,9 +131,17 @@ def of_hydra_job(command: Sequence[str], modules: Mapping[str, Any]) -> tuple[li
 def rank_variables(
     environ: Mapping[str, str], rank: int, num_devices: int, launch_id: str, master: tuple[str, int]
 ) -> dict[str, str]:
-    """Return the environment of one rank; ranks on plain torch meet at `master`."""
+    """Return the environment of one rank.
+
+    Args:
+        environ: the environment of this process.
+        rank: the rank.
+        num_devices: the number of ranks.
+        launch_id: a random id, which all ranks share.
+        master: MASTER_ADDR and MASTER_PORT.
+    """
     values = dict(environ)
-    # The output of these ranks goes through a pipe, into which Python would write in blocks.
+    # Only rank 0 writes to this process's output. Into the pipes of the others Python would write in blocks.
     if rank > 0:
         values.setdefault("PYTHONUNBUFFERED", "1")
     values.setdefault(FAULTHANDLER_VARIABLE, "1")

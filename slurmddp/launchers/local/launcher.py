@@ -36,7 +36,7 @@ class LocalLauncher:
 
     def run(self, command: Sequence[str], ranks: Sequence[Mapping[str, str]], folder: str | None) -> int:
         refuse_crowd(len(ranks), process.usable_cpus(), "num_devices={}", "this machine")
-        # A rank that a launcher has started never calls this, and need not import the module.
+        # Import here, because the ranks import this module but never call this method.
         from slurmddp.launchers.local.script_run import ScriptRun
 
         return ScriptRun(command, ranks, labelled=range(1, len(ranks)), folder=folder).run()
@@ -46,6 +46,10 @@ LAUNCHERS: dict[str, type[Launcher]] = {"local": LocalLauncher}
 
 
 def build(launcher: str | Launcher | type[Launcher]) -> Launcher:
-    """Return the launcher with a name or an import path, or the given launcher; raise ConfigError."""
+    """Return a launcher by its name or import path, from its class, or unchanged.
+
+    Raises:
+        ConfigError: there is no such launcher.
+    """
     built: Launcher = plugins.build(launcher, LAUNCHERS, Launcher, key="launcher")
     return built

@@ -45,7 +45,10 @@ LEFT_BEHIND_S = 600.0
 
 
 class LocalNodes:
-    """The agents of a run, attempt after attempt; used by the main thread only."""
+    """Starts and ends the agents of a run, attempt after attempt.
+
+    Use it from the main thread only.
+    """
 
     def __init__(
         self,
@@ -55,13 +58,13 @@ class LocalNodes:
         say: Callable[[str], None],
         allocation: Allocation | None = None,
     ) -> None:
-        """Describe the nodes.
+        """Prepare to start agents.
 
         Args:
             job: the job.
             folder: the run folder.
-            command: starts an agent.
-            say: gets lines for the person.
+            command: the command that starts an agent.
+            say: prints a line to the terminal.
             allocation: the run uses the first nodes of this allocation; None: it emulates nodes.
         """
         self.agents: list[subprocess.Popen[bytes]] = []
@@ -78,8 +81,8 @@ class LocalNodes:
         self.stop_signal = signal.SIGTERM
         """The signal that asks the ranks to save and leave."""
         self._kill_signal = signal.SIGKILL
-        # srun forwards SIGUSR2, but kills its step at SIGTERM and SIGQUIT. After SIGKILL the step would
-        # continue without srun.
+        # srun forwards SIGUSR2 to the agents, but kills its step at SIGTERM and SIGQUIT. SIGKILL would end
+        # only srun, and the step would continue.
         if allocation is not None:
             self.stop_signal = signal.SIGUSR2
             self._kill_signal = signal.SIGQUIT
@@ -95,8 +98,8 @@ class LocalNodes:
         Args:
             attempt: the number of the attempt.
             job_id: the id of the emulated job.
-            held: a descriptor that stays open as long as a process of the agents lives.
-            limits: variables with the time limits of an allocation.
+            held: a descriptor that the agents inherit. It stays open until their last process has ended.
+            limits: environment variables with the time limits of the allocation; None without one.
         """
         self.close()
         self.agents = []
@@ -119,7 +122,7 @@ class LocalNodes:
         if self._allocation is None:
             inherited = scrub(os.environ)
             step = emulated_step(nodes, node_rank, job_id, self._folder.path, self._attempt)
-            # No SLURM kills an emulated step, so null sets no limit.
+            # Unlike a SLURM step, an emulated step has no limit by default: policy.grace_s=null sets none.
             if self._job.policy.grace_s is not None:
                 step[KILL_WAIT_VARIABLE] = str(self._job.policy.grace_s)
         else:
@@ -146,9 +149,13 @@ class LocalNodes:
         return self._folder.node_log(self._attempt, node_rank)
 
     def poll(self) -> int | None:
-        """Return the attempt's exit code, which node 0's agent decides, once every agent has ended."""
+        """Return the attempt's exit code once all agents have ended; None before.
+
+        Node 0's agent, or the recorded failure, decides the code. Once an agent has failed, the others have
+        `_FORCE_AFTER_S` seconds until they are killed.
+        """
         codes = [self._code_of(agent) for agent in self.agents]
-        # The loss of another agent need not end the attempt: node 0's agent decides that.
+        # If the job tolerates the loss of a node, only node 0's agent decides whether the attempt fails.
         deciding = codes
         if self._job.tolerates_node_loss:
             deciding = codes[:1]
@@ -169,26 +176,32 @@ class LocalNodes:
     def _code_of(self, agent: subprocess.Popen[bytes]) -> int | None:
         """Return the exit code of an agent; None while it runs."""
         code = self._poll(agent)
-        # An agent that the stop signal has killed had no handler yet, and so no ranks.
+        # An agent that the stop signal has killed had set no handler yet, so it had no ranks: it has stopped.
         if self.stopping and code in (-self.stop_signal, -signal.SIGINT):
             return EXIT_STOPPED
         return code
 
     def _note_failure(self, node_rank: int, returncode: int) -> None:
-        """Record the failure of an agent, so that agents without a link to it end too."""
+        """Record the failure of an agent, which lets agents without a link to node 0 end, too.
+
+        Also set the time at which the remaining agents are killed.
+        """
         if not self.killed:
             lines = capture.last_lines(self.log(node_rank))
             failure = capture.here(returncode, node_rank=node_rank, lines=lines, oom=self._oom.verdict())
             with log_write_error("The failure", self._say):
-                # `record` keeps a failure that the agent itself has recorded, which says more.
+                # This changes nothing if the agent has recorded its failure itself, with more details.
                 capture.record(self._folder, self._attempt, failure)
         self._force_at = time.monotonic() + _FORCE_AFTER_S
 
     def stop(self, received: signal.Signals = signal.SIGTERM) -> signal.Signals:
-        """Ask the ranks to save and leave, so that the attempt ends with 75; return the signal for scripts.
+        """Ask the ranks to save and exit, so that the attempt ends with 75; return the signal that is sent.
 
-        Ctrl-C stays SIGINT, for programs that save after a KeyboardInterrupt. srun would end its step after
-        SIGINT, so it gets another signal.
+        SIGINT (Ctrl-C) is sent on as SIGINT, for programs that save after a KeyboardInterrupt. But srun
+        would end its step after SIGINT, so in an allocation it gets `stop_signal`.
+
+        Args:
+            received: the signal that this process has received.
         """
         self.stopping = True
         is_interrupt = received == signal.SIGINT and self._allocation is None
@@ -197,12 +210,12 @@ class LocalNodes:
         return sent
 
     def kill(self) -> None:
-        """End everything at once; the ranks die with their agents."""
+        """Kill the agents; their ranks die with them."""
         self.killed = self.stopping = True
         self._signal(self._kill_signal)
 
     def close(self) -> None:
-        """Leave no agent behind."""
+        """Kill the agents that still run, and wait until all have ended."""
         self._signal(self._kill_signal)
         for agent in self.agents:
             with suppress(subprocess.TimeoutExpired):
@@ -220,7 +233,7 @@ class LocalNodes:
                 agent.send_signal(sent)
 
     def _poll(self, agent: subprocess.Popen[bytes]) -> int | None:
-        # Another process may get the pid of an agent that has ended.
+        # Tell the reaper that the agent has ended: another process may get its pid, and must not be killed.
         if agent.returncode is None and agent.poll() is not None and self._reaper is not None:
             self._reaper.forget(agent.pid)
         return agent.returncode

@@ -49,13 +49,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal
 
 
 def _signals() -> list[signal.Signals]:
-    """Return the signals to handle, without SIGHUP if `nohup` has switched it off."""
+    """Return the signals that a run in the foreground handles; not SIGHUP if `nohup` has disabled it."""
     is_off = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in _SIGNALS if number != signal.SIGHUP or not is_off]
 
 
 class LocalRun:
-    """One run on this machine, attempt after attempt; used by the main thread only."""
+    """Runs a job in the foreground, attempt after attempt.
+
+    Use it from the main thread only.
+    """
 
     def __init__(
         self,
@@ -67,14 +70,14 @@ class LocalRun:
         command: Sequence[str] = (),
         allocation: Allocation | None = None,
     ) -> None:
-        """Describe the run.
+        """Prepare the run; `start` starts it.
 
         Args:
             job: the job.
             folder: the run folder.
-            lock: held until the agents end.
-            say: gets lines for the person.
-            command: replaces the usual agent.
+            lock: the lock of the run. The agents inherit it, so it is held until they have ended.
+            say: prints a line to the terminal.
+            command: the command that starts an agent; empty: slurmddp's agent.
             allocation: the nodes to run on; None: emulate nodes on this machine.
         """
         self.job = job
@@ -98,14 +101,19 @@ class LocalRun:
         self._commands = EventCommands(folder, job.policy.on_event, job.project_dir, say)
 
     def start(self) -> None:
-        """Start the agents of the next attempt; raises ConfigError if this machine is far too small."""
+        """Start the agents of the next attempt.
+
+        Raises:
+            ConfigError: this machine has far too few CPUs for the ranks.
+        """
         if self.attempt < 0 and self._allocation is None:
             warning = check_size(self.job.resources.world_size, process.usable_cpus())
             if warning:
                 self._say(warning)
 
         if self._inbox is None:
-            # From now on Ctrl-C is a message. As an exception between two starts it could lose an agent.
+            # From now on Ctrl-C is read from the inbox. A KeyboardInterrupt could come after the start of an
+            # agent, before the agent is in the list.
             self._inbox = self._undo.enter_context(SignalInbox(_signals()))
         try:
             self._start_attempt()
@@ -139,7 +147,7 @@ class LocalRun:
         self.nodes.start(self.attempt, self._job_number, self._lock.fileno, self._limits())
 
     def _limits(self) -> dict[str, str]:
-        """Return the variables with the time limits of the allocation; empty on this machine."""
+        """Return environment variables with the time limits of the allocation; empty without one."""
         if self._allocation is None:
             return {}
         policy = self.job.policy
@@ -156,15 +164,15 @@ class LocalRun:
     def wait(self, on_tick: Callable[[], None] = lambda: None) -> int:
         """Wait until the run ends.
 
-        The first Ctrl-C (or SIGTERM) stops the run at a checkpoint, and kills ranks that outlive the policy's
-        `grace_s`. The second Ctrl-C kills the run. A failure within the policy's `max_restarts` starts the
-        next attempt.
+        After the first Ctrl-C or SIGTERM the run stops at a checkpoint; ranks that still run after
+        `policy.grace_s` are killed. The second Ctrl-C kills the run. After a failure the next attempt starts,
+        up to `policy.max_restarts` times.
 
         Args:
-            on_tick: called ten times a second.
+            on_tick: called ten times a second while the terminal is open.
 
         Returns:
-            0, 75, or 130 after a kill.
+            0 if the run has finished, 75 if it was stopped, 130 if it was killed.
 
         Raises:
             SlurmddpError: the failure that ended the run.
@@ -176,7 +184,7 @@ class LocalRun:
                 if decision.next == "none":
                     return self._result(code)
 
-                # The end of this attempt is shown before the next attempt is announced.
+                # Let the live view show the end of this attempt before the next attempt is announced.
                 if not self._unattended:
                     on_tick()
                 self._say(f"{self._failure_text()} Starting again ({self._counts.failures} of "
@@ -195,11 +203,11 @@ class LocalRun:
         return code
 
     def _answer(self, received: signal.Signals) -> None:
-        """Stop or kill the run by a signal to this process."""
+        """Stop the run at the first signal to this process, and kill it at a later Ctrl-C."""
         if received == signal.SIGCHLD:
             return
 
-        # A closed terminal shows no more output.
+        # SIGHUP: the terminal is closed and shows no more output.
         self._unattended |= received == signal.SIGHUP
         if self.nodes.stopping and received == signal.SIGINT:
             last = "" if self._is_script else "; it resumes from its last checkpoint when it is started again"
@@ -216,8 +224,11 @@ class LocalRun:
             self._say(f"{text} Ctrl-C once more kills the run.")
 
     def _conclude(self, code: int) -> requeue_policy.Outcome:
-        """Record how the attempt ended and what comes next, by the rules of the batch step."""
-        # Another machine has the run and its record now.
+        """Record how the attempt ended, and return its outcome and whether another attempt follows.
+
+        The rules are those of the batch step.
+        """
+        # A later attempt runs elsewhere, and only its launcher writes the records.
         if self.folder.is_superseded(self.attempt):
             return requeue_policy.Outcome("superseded", "none")
 
@@ -229,7 +240,7 @@ class LocalRun:
             code,
             progressed=has_progressed,
             cancelled=self.nodes.killed or self.folder.is_cancelled,
-            # A laptop has no queue: the person who stopped the run starts it again.
+            # Any stop counts as asked for: without a queue, a person has to start the run again.
             stop_asked=self.nodes.stopping or has_stopped or self.folder.is_stopped,
             failed_at_stop=failed_at_stop,
         )
@@ -253,7 +264,7 @@ class LocalRun:
         raise self._error()
 
     def _error(self) -> SlurmddpError:
-        """Return the error for the failure that ended the run."""
+        """Return the exception to raise for the failure that ended the run."""
         failure = capture.read(self.folder, self.attempt)
         if failure is None:
             logs = self.folder.log_dir(self.attempt)
@@ -262,7 +273,7 @@ class LocalRun:
         log = self.nodes.log(failure.node_rank or 0)
         if failure.rank is not None:
             log = self.folder.rank_log(self.attempt, failure.rank)
-        # The live view has shown the lines of rank 0 of a script.
+        # Leave out the last lines if the live view has shown them: it shows the output of a script's rank 0.
         is_shown = failure.rank == 0 and bool(failure.reason) and not self.job.program.is_own_trainer
         return as_error(failure, log, with_lines=not is_shown)
 
@@ -278,16 +289,23 @@ class LocalRun:
 
 
 def still_ending(folder: RunFolder) -> str:
-    """Return the message for a wait on a run whose launcher was killed."""
+    """Return the message to print while waiting for the agents of a run whose launcher was killed."""
     return f"{folder.name} is still ending after its launcher was killed; this command waits for it."
 
 
 def check_size(ranks: int, cpus: int) -> str | None:
-    """Return a warning if `ranks` are many for this machine's CPUs; raise ConfigError for far too many."""
+    """Compare the number of ranks with this machine's CPUs.
+
+    Returns:
+        A warning if there are more than `_CROWDED` (4) ranks per CPU, else None.
+
+    Raises:
+        ConfigError: there are more ranks than `most_ranks` allows.
+    """
     if ranks > most_ranks(cpus):
         raise ConfigError(
-            f"{ranks} ranks can't be tried on this machine, which has {counted(cpus, 'CPU')}, for at most "
-            f"{most_ranks(cpus)} ranks.",
+            f"{ranks} ranks are too many for this machine, which has {counted(cpus, 'CPU')} and allows at "
+            f"most {most_ranks(cpus)} ranks.",
             hint=f"Try a smaller job: {_SMALLER}.",
         )
 

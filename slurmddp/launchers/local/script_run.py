@@ -44,7 +44,10 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 class Relay:
-    """Relays one output stream of one rank, and keeps the end of it for the report of a failure."""
+    """Copies one output stream of one rank to an output of this process, and keeps its last bytes.
+
+    The last bytes (`tail`) are shown if the rank fails.
+    """
 
     def __init__(self, source: IO[bytes], target: int, prefix: str) -> None:
         self.source = source
@@ -55,7 +58,7 @@ class Relay:
         os.set_blocking(source.fileno(), False)
 
     def pump(self) -> bool:
-        """Relay the new output; return False once the rank has closed the stream."""
+        """Copy the output that has come; return False once the rank has closed the stream."""
         with suppress(BlockingIOError):
             while chunk := os.read(self.source.fileno(), _TAIL_BYTES):
                 self.tail = (self.tail + chunk)[-_TAIL_BYTES:]
@@ -68,35 +71,38 @@ class Relay:
             return self._write(chunk)
 
         *lines, self._line = (self._line + chunk).split(b"\n")
-        # A progress bar redraws its line: only the last state of the line is shown.
+        # A progress bar redraws its line with carriage returns: keep only the last state of the line.
         self._line = _last_state(self._line)
-        # A line without an end is cut: each chunk would copy the whole line again.
+        # End a line that grows beyond the limit: otherwise each chunk would copy the whole line again.
         if len(self._line) > _TAIL_BYTES:
             lines.append(self._line)
             self._line = b""
         self._write(b"".join(self._prefix + _last_state(line) + b"\n" for line in lines))
 
     def close(self) -> None:
-        """Relay a last line that has no end."""
+        """Copy the remaining output, also a last line without a newline, and close the stream."""
         self.pump()
         if self._line:
             self._write(self._prefix + self._line + b"\n")
         self.source.close()
 
     def _write(self, data: bytes) -> None:
-        # The reader of the output may be gone; the training continues.
+        # The reader of this process's output may have ended (EPIPE). The ranks run on.
         with suppress(OSError):
             while data:
                 data = data[os.write(self._target, data) :]
 
 
 def _last_state(line: bytes) -> bytes:
-    """Return the part of a line after the last carriage return that is not at its end."""
+    """Return what a terminal shows of a line: the part after its last carriage return.
+
+    A carriage return at the very end does not count.
+    """
     return line[line.rfind(b"\r", 0, -1) + 1 :]
 
 
 class ScriptWorkers(WorkerGroup):
-    """Ranks that all run the same command, with their output relayed."""
+    """Ranks that all run the same command; their output is copied to the output of this process."""
 
     def __init__(
         self,
@@ -153,9 +159,13 @@ class ScriptWorkers(WorkerGroup):
         return partial(capture.tail_of, error_output.tail.decode("utf-8", errors="replace"))
 
     def close(self, *, kill: bool) -> None:
-        """Wait for every rank; with `kill`, end first the ranks and the processes that they have started."""
+        """Kill the ranks that still run, wait for all ranks, and copy their remaining output.
+
+        Args:
+            kill: whether to kill the processes that the ranks have started even if the rank has ended.
+        """
         for pid, process in self._processes.items():
-            # Workers of data loaders are in the process group of their rank as well.
+            # Signal the process group of the rank, to which workers of data loaders belong as well.
             if kill or process.poll() is None:
                 linux.signal_group(pid, signal.SIGKILL)
             process.wait()
@@ -165,7 +175,7 @@ class ScriptWorkers(WorkerGroup):
 
 
 class _CauseRecorder(Recorder):
-    """Keeps the failure that ended a run."""
+    """Keeps the failure that ended the run in `cause`; writes no records."""
 
     cause: Failure | None = None
 
@@ -174,7 +184,7 @@ class _CauseRecorder(Recorder):
 
 
 class ScriptRun:
-    """One command as every rank, from the start of the ranks to their common exit code.
+    """Runs one command as every rank of a job, from their start to their common exit code.
 
     Args:
         command: the program and its arguments.
@@ -208,7 +218,10 @@ class ScriptRun:
         """Whether the coordinator has ordered the end of the run."""
 
     def run(self) -> int:
-        """Start all ranks and return their common exit code; no process that they started is left."""
+        """Start all ranks, wait until they have ended, and return their common exit code.
+
+        If a rank fails or a person stops the run, the processes that the ranks have started are killed.
+        """
         try:
             with SignalInbox((*_FORWARDED, signal.SIGCHLD)) as inbox:
                 self._selector.register(inbox, selectors.EVENT_READ)
@@ -222,7 +235,7 @@ class ScriptRun:
         return self._conclude()
 
     def _turn(self, inbox: SignalInbox) -> None:
-        """Handle signals, exits and deadlines."""
+        """Handle the signals that have come, the ranks that have ended and the deadlines that have passed."""
         for received in inbox.read():
             if received != signal.SIGCHLD:
                 self._forward(received)
@@ -240,20 +253,20 @@ class ScriptRun:
             self._workers.kill()
 
     def _wait(self) -> None:
-        """Wait for output, a signal or a deadline, and relay the output."""
+        """Wait for output, a signal or a deadline, and copy the output."""
         has_deadline = min(self._coordinator.next_deadline, self._terminate_at, self._kill_at) < math.inf
         for key, _ in self._selector.select(_SHORT_POLL_S if has_deadline else _POLL_S):
             if key.data is not None and not key.data.pump():
                 self._selector.unregister(key.fileobj)
 
     def _reap(self) -> None:
-        """Report the ranks that have ended to the coordinator."""
+        """Report to the coordinator which ranks have ended since the last call."""
         had_ranks = bool(self._workers)
         failures = self._workers.poll()
         left = tuple(self._workers.left)
         now = time.monotonic()
 
-        # A rank that fails after a request to stop has not caused the end.
+        # A rank that fails after a request to stop is not reported: the request has caused its end.
         if failures and self._stopped_by is None:
             report = msg.WorkersFailed(restart_count=0, left=left, failures=tuple(failures))
             self._coordinator.receive(0, report, now)
@@ -273,7 +286,7 @@ class ScriptRun:
                 self._is_over = True
 
     def _forward(self, received: signal.Signals) -> None:
-        """Forward a signal to the ranks; a second Ctrl-C kills them."""
+        """Forward a signal to the ranks; at Ctrl-C after an earlier signal, kill them."""
         if self._stopped_by is not None and received == signal.SIGINT:
             self._workers.kill()
         else:

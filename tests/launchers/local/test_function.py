@@ -104,5 +104,5 @@ def test_a_signal_that_ends_the_ranks_ends_the_program(tmp_path: Path, sent: sig
 
 def test_a_value_that_can_not_be_sent_is_named() -> None:
     lock = threading.Lock()
-    with pytest.raises(ConfigError, match=r"can't be sent to the ranks: TypeError.*lock"):
+    with pytest.raises(ConfigError, match=r"can't be pickled to send it to the ranks: TypeError.*lock"):
         call_on_ranks(lambda: lock, 2, LocalLauncher())

@@ -182,7 +182,7 @@ def test_a_crowded_machine_is_pointed_out(ranks: int, cpus: int, warns: bool) ->
 
 def test_a_hopeless_size_is_refused_before_anything_starts(tmp_path: Path) -> None:
     run = local_run(tmp_path, "", nodes=1000, ranks_per_node=8)
-    with pytest.raises(ConfigError, match="8000 ranks can't be tried on this machine"):
+    with pytest.raises(ConfigError, match="8000 ranks are too many for this machine"):
         run.start()
     assert run.folder.attempts() == []
 
