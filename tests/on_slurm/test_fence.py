@@ -165,7 +165,7 @@ def test_ranks_that_hear_nothing_leave_before_slurm_kills_them(command: Command)
     logs = run.folder / "logs" / "attempt-0"
     assert "SLURM is about to kill it: it exits now" in (logs / "rank-0.log").read_text()
     assert (
-        "the time for a stop is over: the agent ends the ranks of this node"
+        "SLURM is about to kill the job: the agent ends the ranks of this node"
         in (logs / "node-0.log").read_text()
     )
     assert [(logs / f"exit-node-{node}").read_text() for node in (0, 1)] == ["75\n", "75\n"]

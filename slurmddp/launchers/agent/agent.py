@@ -62,7 +62,13 @@ _UNKILLABLE_S = 2.0
 
 
 def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) -> int:
-    """Run this node's part of an attempt to its end and return the node's exit code."""
+    """Run the ranks of this node until the attempt ends; return the node's exit code.
+
+    Args:
+        run_dir: the run folder.
+        entry: the `module:function` that each rank of slurmddp's trainer runs.
+        preload: the modules to import before the ranks are forked.
+    """
     keep_output()
     process.die_with_parent(signal.SIGTERM)
     process.adopt_orphans()
@@ -89,23 +95,27 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
 
         agent = Agent(folder, attempt, node, inbox)
         code = agent.run(entry, preload)
-        # Processes that a rank has started may have left the rank's process group.
+        # Processes that a rank has started may have left the rank's process group, and so still run.
         process.end_children(_UNKILLABLE_S)
         _write_exit_file(folder, attempt, node.node_rank, code)
 
     if agent.lost_coordinator or (node.node_rank == 0 and batch_script_is_gone(os.environ)):
         requeue(folder, os.environ)
 
-    # After a failure srun cancels its step by id, and the step of the next attempt reuses that id.
+    # A code other than 0 would let srun cancel its step by id, and a later attempt's step reuses that id.
     return EXIT_FINISHED if folder.is_superseded(attempt) else code
 
 
 def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: `scancel --signal=USR1` also reaches the ranks, and only a script knows what it means."""
+    """Ignore SIGUSR1: `scancel --signal=USR1` also sends it to the ranks, and only scripts give it a use."""
 
 
 def _end_without_node(folder: RunFolder, attempt: int, error: SlurmddpError, inbox: SignalInbox) -> int:
-    """Report that this agent, whose environment describes no node, can't run ranks; return its exit code."""
+    """Report that this agent can't run ranks, because its environment describes no node.
+
+    Returns:
+        The agent's exit code.
+    """
     number = os.environ.get("SLURM_NODEID", "")
     node_rank = int(number) if number.isdecimal() else 0
     failure = _refusal(error, node_rank=node_rank)
@@ -122,7 +132,7 @@ def _end_without_node(folder: RunFolder, attempt: int, error: SlurmddpError, inb
 
 
 class Agent:
-    """One node's part of an attempt, from the first import to the exit code."""
+    """The agent of one node in one attempt: it prepares the node and runs the node's ranks."""
 
     def __init__(self, folder: RunFolder, attempt: int, node: RankInfo, inbox: SignalInbox) -> None:
         self.folder = folder
@@ -138,7 +148,10 @@ class Agent:
         """The event loop, once ranks can start."""
 
     def run(self, entry: str, preload: Sequence[str]) -> int:
-        """Prepare, then run the ranks; an error of the agent itself is this node's failure."""
+        """Prepare the node and run its ranks; return the node's exit code.
+
+        An exception in the agent is printed, reported as this node's failure, and gives the exit code.
+        """
         with ExitStack() as undo:
             try:
                 self._loop = self._prepare(entry, preload, undo)
@@ -153,18 +166,18 @@ class Agent:
 
     @property
     def lost_coordinator(self) -> bool:
-        """Return whether this agent had to end because node 0's agent is gone."""
+        """Return whether node 0's agent, which contains the coordinator, was lost."""
         return self._loop is not None and self._loop.lost_coordinator
 
     def _prepare(self, entry: str, preload: Sequence[str], undo: ExitStack) -> AgentLoop:
-        """Read the configuration, open the link and import for the ranks; return the event loop.
+        """Read the configuration, open the link and import modules for the ranks; return the event loop.
 
         Args:
             entry: `module:function` of a rank.
             preload: the modules to import before the fork.
-            undo: gets a call for everything that must be closed at the end.
+            undo: closes the resources of this agent at its end; each resource adds its `close`.
         """
-        # This host may have run an earlier attempt, and may remember files that have been replaced since.
+        # If an earlier attempt ran on this host, its file cache may hold files that have been replaced.
         look_again(self.folder.path)
         config = self.folder.config()
         rules = self._rules = rules_of(config, self.node.nodes)
@@ -173,8 +186,8 @@ class Agent:
         # The reaper is forked before the link is open, so that its process can't keep the link open.
         reaper = OrphanReaper()
         undo.callback(reaper.close)
-        # Node 0 listens from now on. An agent joins after its imports, because only its event loop handles
-        # the link.
+        # Node 0 listens from now on. The other agents connect only after their imports, because only the
+        # event loop handles the link.
         link = self._link = open_link(self.node, _secret(os.environ, self.node))
         undo.callback(link.close)
 
@@ -186,7 +199,7 @@ class Agent:
             undo.callback(flight_recorder.close)
 
         is_foreign = spec.is_foreign(config.get("program") or {})
-        # A person's program imports for itself: it starts as a new program, which keeps no imports.
+        # The agent need not import for a person's program: execve replaces the process and its imports.
         if is_foreign:
             entry = user_program.ENTRY
             preload = ()
@@ -219,7 +232,7 @@ class Agent:
         )
 
     def _flight_recorder(self, gpus: int | None) -> FlightRecorder | None:
-        """Return NCCL's flight recorder on nodes with GPUs; None if it can't be set up."""
+        """Return NCCL's flight recorder; None on a node without GPUs, or if it can't be set up."""
         if not gpus:
             return None
         try:
@@ -236,10 +249,10 @@ class Agent:
         flight_recorder: FlightRecorder | None,
         is_foreign: bool,
     ) -> WorkerSpec:
-        """Import for all ranks; return what the ranks run."""
+        """Import the modules that all ranks share; return the program of the ranks."""
         obstacle = import_for_all(preload)
         if obstacle:
-            log_line(f"{obstacle}, so ranks are not forked: each imports for itself, which takes longer")
+            log_line(f"{obstacle}, so ranks are not forked: each rank imports for itself, which is slower")
         imports_s = process.age_s()
         log_line(
             f"node {self.node.node_rank} of {self.node.nodes} on {socket.gethostname()}, attempt "
@@ -276,7 +289,7 @@ class Agent:
         log_line(describe(failure))
         node_rank = self.node.node_rank
         if report_unable(self._link, node_rank, failure, self._rules, self._recorder, self._inbox):
-            # srun reports this code, but the attempt ends with the code of node 0's agent.
+            # The coordinator decides whether the attempt fails, so this agent records no failure.
             return EXIT_FAILED
         self._recorder.failed(failure)
         return code
@@ -294,15 +307,21 @@ def _attempt_number(environ: Mapping[str, str]) -> int:
 
 
 def _secret(environ: Mapping[str, str], node: RankInfo) -> str:
-    """Return the secret that only the agents of this attempt know."""
+    """Return the secret by which the agents of this attempt authenticate each other.
+
+    If the environment has no secret, it is the launch id, which other accounts can guess.
+    """
     secret = environ.get(SECRET_VARIABLE, "")
     if not secret and node.nodes > 1:
-        log_line(f"{SECRET_VARIABLE} is not set: agents trust the launch's id, which others can guess")
+        log_line(
+            f"{SECRET_VARIABLE} is not set: agents authenticate each other by the launch id, which other "
+            "accounts can guess"
+        )
     return secret or node.launch_id
 
 
 def _record_without_attempt(folder: RunFolder, error: SlurmddpError) -> None:
-    """Record in the newest attempt that this agent, whose environment names no attempt, can't run ranks."""
+    """Record the failure of this agent, whose environment names no attempt, in the newest attempt."""
     attempts = folder.attempts()
     if attempts:
         failure = replace(_refusal(error, node_rank=0), node_rank=None)
@@ -310,7 +329,7 @@ def _record_without_attempt(folder: RunFolder, error: SlurmddpError) -> None:
 
 
 def _refusal(error: SlurmddpError, *, node_rank: int) -> Failure:
-    """Return the failure of an agent that ends because of `error`."""
+    """Return the failure to record for an agent that ends because of `error`."""
     lines = capture.tail_of(f"{error.message}\n{error.hint}")
     return capture.here(
         error.exit_code,

@@ -1,8 +1,8 @@
 """Run the agent's event loop: handle signals, messages and exits of ranks; obey the coordinator's orders.
 
-Each turn of the loop waits once: for a signal, a message of another agent, a request of a rank or a deadline.
-SIGCHLD signals the end of a rank. The coordinator is part of node 0's agent. That agent hands its reports to
-the coordinator without a message, and obeys the coordinator's orders without a message.
+Each iteration of the loop waits once: for a signal, a message of another agent, a request of a rank or a
+deadline. SIGCHLD signals the end of a rank. The coordinator is part of node 0's agent. That agent hands its
+reports to the coordinator without a message, and obeys the coordinator's orders without a message.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WRITING_POLL_S = 0.1
 
 
 class AgentLoop:
-    """One agent's part of an attempt, from the moment at which it could start ranks to its exit code."""
+    """The event loop of one agent: it starts, watches and ends the ranks of one node in one attempt."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class AgentLoop:
         self._code: int | None = None
         """This node's exit code, once it is decided."""
         self.lost_coordinator = False
-        """Whether this agent had to end because node 0's agent is gone."""
+        """Whether node 0's agent, which contains the coordinator, was lost."""
 
     def run(self) -> int:
         """Handle events until the attempt is over; return this node's exit code."""
@@ -112,7 +112,10 @@ class AgentLoop:
         return self._code
 
     def give_up(self, failure: Failure) -> None:
-        """Report that this agent ends: to the coordinator or, without a link, in the run folder."""
+        """End the ranks, and report `failure` to the coordinator or, without a link, in the run folder.
+
+        Return once the checkpoints in memory are written, after `_WRITING_S` at the latest.
+        """
         self._at_work = False
         self._workers.stop(0.0)
 
@@ -128,10 +131,10 @@ class AgentLoop:
         self._checkpoints.finish(_WRITING_S)
 
     def _turn(self, until: float) -> None:
-        """Wait until something happens, `until` at the latest, and handle it."""
+        """Wait for a signal, a message or a request of a rank, `until` at the latest, and handle it."""
         wait_s = min(until, self._link.next_deadline()) - time.monotonic()
         signals = self._inbox.wait(wait_s, [*self._link.descriptors(), *self._checkpoints.descriptors()])
-        # The service comes after the signals: a SIGCHLD may report the end of its writer, which it reaps.
+        # Call the checkpoint service after the wait: a SIGCHLD may come from its writer, which it reaps.
         self._checkpoints.handle()
         messages = self._link.handle()
 
@@ -171,7 +174,11 @@ class AgentLoop:
                 self._end_before_kill()
 
     def _poll_before_ranks(self, now: float) -> None:
-        """Wait for the agents, and read the reports that agents without a link left in the run folder."""
+        """Check the wait for the first worker group.
+
+        Node 0's agent hands the coordinator the reports that agents without a link left in the run folder.
+        Another agent decides its exit code if the attempt has failed, or its wait for the link is over.
+        """
         failure = self._recorder.failure()
         if self._coordinator is not None:
             for agent, reported in self._recorder.unable():
@@ -192,9 +199,9 @@ class AgentLoop:
         return -1 if self._assignment is None else self._assignment.restart_count
 
     def _end_before_kill(self) -> None:
-        """End ranks that have not left by themselves before SLURM kills the job."""
+        """End the ranks that still run, because SLURM is about to kill the job; they count as stopped."""
         resumes = "" if self._rules.is_script else "; the run resumes from its last checkpoint"
-        self._recorder.log(f"the time for a stop is over: the agent ends the ranks of this node{resumes}")
+        self._recorder.log(f"SLURM is about to kill the job: the agent ends the ranks of this node{resumes}")
         self._workers.stop(0.0)
         self._at_work = False
 
@@ -206,13 +213,14 @@ class AgentLoop:
             self._code = EXIT_STOPPED
 
     def _finish_writing(self) -> None:
-        """Stay until the states that ranks have left in memory are on the disk, as long as SLURM permits.
+        """Wait until the checkpoints that ranks have left in memory are written to disk.
 
-        All agents stay, because srun ends the other agents when an agent exits with a code other than 0.
+        Wait for at most `_WRITING_S`, and not until SLURM kills the job. All agents wait, because srun ends
+        the other agents when an agent exits with a code other than 0.
         """
         until = time.monotonic() + _WRITING_S
         if self._code != EXIT_FINISHED:
-            # A node's part of a state is useless without the parts of all other nodes.
+            # A node's part of a sharded checkpoint is useless without the parts of all other nodes.
             parts = not self.lost_coordinator and (
                 self._coordinator is None or self._coordinator.has_all_nodes
             )
@@ -220,7 +228,7 @@ class AgentLoop:
 
         self._checkpoints.expedite()
         while time.monotonic() < until and not self._stops.kill_is_near(WRITING_SHARE):
-            # Node 0's agent may still write a state.
+            # While the link to node 0 is open, node 0's agent may still write a checkpoint.
             awaits_node_0 = self._coordinator is None and not self._link.missing()
             if not awaits_node_0 and not self._checkpoints.is_writing():
                 break
@@ -229,9 +237,9 @@ class AgentLoop:
         self._checkpoints.finish(0.0)
 
     def _may_save(self) -> bool:
-        """Return whether this agent saves the newest state.
+        """Return whether this agent may write the newest checkpoint that its memory holds whole.
 
-        Node 0's agent saves it. If that agent is lost, any agent with ranks may save it.
+        Node 0's agent may. If that agent is lost, any agent with ranks may.
         """
         if self._coordinator is not None:
             return True
@@ -239,7 +247,7 @@ class AgentLoop:
             return False
         return self.lost_coordinator and self._assignment.node_rank(self._node.node_rank) is not None
 
-    # Messages.
+    # Messages between the agents and the coordinator.
 
     def _send(self, message: msg.Message) -> None:
         """Send a message to the coordinator, which may be part of this agent."""
@@ -253,7 +261,7 @@ class AgentLoop:
             self._send_orders()
 
     def _completed(self, report: msg.Report) -> msg.Report:
-        """Return a report with the facts that all reports of its kind have."""
+        """Return a copy of a report with the fields that are filled alike in all reports of its class."""
         step, silent_s = self._workers.progress()
         report = replace(report, restart_count=self._restart_count, step=step, silent_s=silent_s)
         if isinstance(report, msg.HungAtExit):
@@ -265,15 +273,21 @@ class AgentLoop:
         return report
 
     def _request_stop(self, received: signal.Signals, by_slurm: bool) -> None:
-        """Ask the coordinator to stop all ranks. Before any rank, an agent without a link leaves at once."""
+        """Ask the coordinator to stop all ranks.
+
+        An agent that has no link yet, and so no ranks, exits with 75 instead.
+        """
         if self._assignment is None and self._coordinator is None and self._link.missing():
-            self._recorder.log("stopped before the ranks were started")
+            self._recorder.log("the run was stopped before the ranks were started")
             self._code = EXIT_STOPPED
         else:
             self._send(msg.StopRequested(signal=received, by_slurm=by_slurm))
 
     def _send_orders(self) -> None:
-        """Send the orders of this agent's coordinator, and obey the orders to this agent."""
+        """Send the coordinator's orders to the other agents, and obey the orders to this agent.
+
+        Do nothing on other nodes than node 0.
+        """
         while self._coordinator is not None and self._coordinator.orders:
             to, order = self._coordinator.orders.pop(0)
             if to != self._node.node_rank:
@@ -316,17 +330,17 @@ class AgentLoop:
                 self._fail(order.code)
 
     def _lose_coordinator(self, message: msg.Lost) -> None:
-        """End as after a failure on node 0: without its coordinator no rank can train."""
+        """End this node's ranks and decide the exit code: without the coordinator the attempt has failed."""
         node_rank = self._node.node_rank
         lost = lost_agent(0, self._node.hosts, message.why, message.together, observer=node_rank)
         self._recorder.log(lost.sentence)
         self.lost_coordinator = True
 
-        # This agent has its exit code, and stays only until a checkpoint is written.
+        # The exit code is decided already, and the agent only waits for a checkpoint to be written.
         if self._code is not None:
             return
 
-        # The ranks of this node have ended before the loss, and their result stands.
+        # The ranks of this node ended before the loss, so their exit codes count.
         if self._assignment is not None and not self._at_work:
             codes = self._workers.good_codes
             self._code = errors.combine_exit_codes(codes) if codes else EXIT_STOPPED
@@ -336,7 +350,7 @@ class AgentLoop:
         self._workers.stop(_KILL_GRACE_S)
         self._code = end_without_coordinator(cause, self._rules, self._recorder)
 
-    # Orders.
+    # Orders of the coordinator.
 
     def _start(self, order: msg.StartWorkers) -> None:
         self._assignment = Assignment(order.restart_count, order.agents)
@@ -351,13 +365,17 @@ class AgentLoop:
 
     def _kill(self) -> None:
         self._at_work = False
-        # A rank that ended before the order may be the cause.
+        # A rank that ended before this order may have caused the restart, so it is reported.
         self._killed = msg.WorkersKilled(failures=tuple(self._workers.poll()))
         self._workers.kill()
         self._report_killed()
 
     def _report_killed(self) -> None:
-        """Report once no killed rank is left; raise SlurmddpError if a rank can't be ended."""
+        """Send `WorkersKilled` once no killed rank is left.
+
+        Raises:
+            SlurmddpError: the kernel does not end a killed rank.
+        """
         if self._killed is not None and self._workers.is_gone():
             killed = self._killed
             self._killed = None
@@ -365,9 +383,9 @@ class AgentLoop:
 
     def _leave(self, code: int) -> None:
         failure = None
-        # Once ranks have run, their result stands, whatever another node has recorded.
+        # A recorded failure counts only if no ranks have run; otherwise the ranks' exit codes count.
         if self._assignment is None:
-            self._recorder.log("stopped before the ranks were started")
+            self._recorder.log("the run was stopped before the ranks were started")
             failure = self._recorder.failure()
 
         codes = self._workers.good_codes
@@ -383,7 +401,11 @@ class AgentLoop:
             self._code = code
 
     def _end_hung(self, code: int) -> None:
-        """End the ranks that hang at their exit; `code`, the code of the other ranks, stands for them."""
+        """End the ranks that hang at their exit.
+
+        Args:
+            code: the combined exit code of all other ranks, which is reported for the ended ranks.
+        """
         if self._at_work:
             self._at_work = False
             self._workers.stop(0.0)
@@ -391,9 +413,9 @@ class AgentLoop:
 
     def _fail(self, code: int) -> None:
         if self._at_work and not self._workers.failed:
-            self._recorder.log("the attempt has failed elsewhere")
+            self._recorder.log("the attempt has failed, but no rank of this node has")
         self._workers.wait(_TOGETHER_S)
-        # At a stop the ranks had the signal, and time to save, before this order.
+        # Ranks that were asked to stop had their time to save before this order.
         may_save = self._workers.save_by_themselves and not self._stops.is_stopping
         self._workers.stop(_SAVE_S if may_save else _KILL_GRACE_S)
         self._code = code
@@ -401,7 +423,7 @@ class AgentLoop:
     # Ranks of this node.
 
     def _reap(self) -> None:
-        """Report the ranks that have ended since the last turn."""
+        """Report to the coordinator which ranks of this node have ended since the last call."""
         failed = self._workers.poll()
         if not self._at_work:
             self._report_killed()
@@ -412,14 +434,14 @@ class AgentLoop:
         if failed:
             self._send(msg.WorkersFailed(failures=tuple(failed)))
 
-        # After a failure at a stop the other ranks may save to their end.
+        # If all failures came after a request to stop, the node is done once its other ranks have saved too.
         if not self._workers and all(failure.asked_to_stop for failure in self._workers.failed):
             self._at_work = False
             self._send(msg.WorkersDone(code=errors.combine_exit_codes(self._workers.good_codes)))
 
 
 def _why_no_ranks(agent: int, order: msg.StartWorkers) -> str:
-    """Return why an agent runs no ranks of a worker group."""
+    """Return the log line on why an agent runs no ranks of a worker group: excluded, or a spare."""
     if agent in order.excluded:
         return "this node did not pass the preflight: it runs no more ranks in this attempt"
-    return "this node waits, to take the place of a lost node"
+    return "this node waits as a spare, to replace a lost node"

@@ -17,7 +17,10 @@ _WANDB_CHARS = 64
 
 
 def tracker_environment(folder: RunFolder, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which trackers identify the run, except those that `environ` contains."""
+    """Return environment variables that give the run the same id at trackers in every attempt.
+
+    A variable that `environ` contains is left out, so that its value stays.
+    """
     digest = hashlib.sha256(f"{folder.name}\0{_birth(folder)}".encode()).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_-]", "-", folder.name)[: _WANDB_CHARS - 7]
     values = {
@@ -34,7 +37,10 @@ def tracker_environment(folder: RunFolder, environ: Mapping[str, str]) -> dict[s
 
 
 def _birth(folder: RunFolder) -> str:
-    """Return the run's first event, which differs between people's runs of one name and after `--again`."""
+    """Return the first line of the run's event file; empty if it can't be read.
+
+    It differs between two people's runs of the same name, and between a run and its repetition by `--again`.
+    """
     try:
         with folder.attempts_file.open(encoding="utf-8", errors="replace") as events:
             return events.readline()

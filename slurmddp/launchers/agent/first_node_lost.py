@@ -18,7 +18,10 @@ from slurmddp.runs.folder.layout import RunFolder
 
 
 def batch_script_is_gone(environ: Mapping[str, str]) -> bool:
-    """Return whether the batch script that started this agent on this host has ended."""
+    """Return whether the batch script of this job, which started this agent on this host, has ended.
+
+    False if the environment has no pid of a batch script.
+    """
     pid = environ.get(SCRIPT_PID_VARIABLE, "")
     if not pid.isdecimal():
         return False
@@ -28,16 +31,17 @@ def batch_script_is_gone(environ: Mapping[str, str]) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        # Another account's process may have got the pid. `first-node-lost` asks SLURM later.
+        # Another account's process may have got the pid, so this is no proof that the script runs. The
+        # command `first-node-lost` asks SLURM later.
         pass
     return False
 
 
 def requeue(folder: RunFolder, environ: Mapping[str, str]) -> None:
-    """Let the batch step requeue the job if its script is gone, and wait until that is done.
+    """Run the command `first-node-lost`, which requeues the job if its batch script is gone, and wait for it.
 
-    SLURM may take a quarter of an hour, so the caller ends the ranks before. Do nothing in a run without a
-    batch script, and in a container without SLURM's commands.
+    SLURM may take a quarter of an hour to answer, so call this only after the ranks have ended. Do nothing
+    in a run without a batch script, and in a container without SLURM's commands.
     """
     has_slurm = shutil.which("scontrol", path=environ.get("PATH")) and environ.get(SCRIPT_PID_VARIABLE)
     if not has_slurm or not folder.batch_file.exists():

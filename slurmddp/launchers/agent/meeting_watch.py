@@ -22,23 +22,28 @@ _PAUSE_SHARE = 0.1
 
 
 class MeetingWatch:
-    """The watch over the sockets of all worker groups of an attempt; it ends when ranks have met."""
+    """Observes on node 0 whether the ranks of any worker group of an attempt connect to each other."""
 
     def __init__(self) -> None:
         self.have_met = False
-        """Whether ranks have met, or may have met unseen by this agent."""
+        """Whether ranks have connected to each other, or the agent could not read the sockets."""
         self._port = 0
         self._begun = math.inf
         self._next_look = math.inf
 
     def begin(self, port: int, now: float) -> None:
-        """Watch a new worker group, whose ranks can meet at `port` of this node."""
+        """Begin to watch a new worker group, which was offered `port` of this node as its MASTER_PORT."""
         self._port = port
         self._begun = now
         self._next_look = now + _SHORTEST_PAUSE_S
 
     def poll(self, now: float, pids: Collection[int]) -> None:
-        """Look at the sockets, in growing intervals; `pids` are the ranks that run."""
+        """Call `look` if the next look is due; the pauses grow from 1 to 50 seconds.
+
+        Args:
+            now: the time, on the monotonic clock.
+            pids: the processes of the ranks that run.
+        """
         if self.have_met or now < self._next_look:
             return
 
@@ -47,14 +52,14 @@ class MeetingWatch:
         self._next_look = now + min(pause_s, _LONGEST_PAUSE_S)
 
     def look(self, pids: Collection[int] = ()) -> None:
-        """Look at the sockets now."""
+        """Set `have_met` if a socket uses MASTER_PORT, or a process of `pids` listens on any port."""
         try:
             sockets = tcp_sockets()
         except OSError:
             self.have_met = True
             return
 
-        # A new rank has the agent's sockets for a moment.
+        # A rank that was just forked still has the agent's sockets, which say nothing about the rank.
         inodes = inodes_of(pids) - inodes_of([os.getpid()])
         self.have_met |= any(
             self._port in socket.ports or (socket.listens and socket.inode in inodes) for socket in sockets

@@ -34,13 +34,13 @@ _RECORDER_S = 3.0
 
 
 class NodeWatch:
-    """The watch over one node's ranks through all worker groups of an attempt.
+    """Watches the ranks of one node for hangs, through all worker groups of an attempt.
 
     Args:
-        timeout_s: policy.stall_timeout_s.
-        log_dir: the folder for stacks.
-        host: this node's host.
-        processes: returns pid and heartbeat page of each rank that runs, by global rank.
+        timeout_s: the value of policy.stall_timeout_s.
+        log_dir: the folder to which the stacks of hanging ranks are written.
+        host: this node's host name.
+        processes: returns the pid and the heartbeat page of each rank that runs, by global rank.
         flight_recorder: NCCL's flight recorder, if it is on.
     """
 
@@ -72,12 +72,12 @@ class NodeWatch:
         self._next_pace = 0.0
 
     def poll(self, now: float, restart_count: int, *, some_left: bool = False) -> list[Report]:
-        """Return the reports for the coordinator.
+        """Return new reports for the coordinator: suspected hangs, requested stacks, paces; often none.
 
         Args:
             now: the time, on the monotonic clock.
             restart_count: the restart count of the worker group that runs now.
-            some_left: whether some ranks of this worker group have ended well.
+            some_left: whether ranks of this worker group, on any node, have ended with 0 or 75.
         """
         self._watch_group(restart_count)
         reports: list[Report] = []
@@ -95,7 +95,7 @@ class NodeWatch:
         beats = self._beats()
         if self._watchdog.poll(beats, now):
             reports.append(HangSuspected())
-        # The answer to a request for stacks would look like activity of a rank.
+        # While ranks write requested stacks, that work would look like progress of their exit.
         if some_left and self._request is None:
             reports += self._poll_exits(beats, now)
         if now >= self._next_pace and beats:
@@ -105,7 +105,10 @@ class NodeWatch:
         return reports
 
     def request_stacks(self, restart_count: int) -> None:
-        """Begin to collect the stacks of this node's ranks; `poll` returns the report."""
+        """Ask the ranks of this node for their stacks; a later `poll` returns the report.
+
+        Do nothing if an earlier request is still open.
+        """
         self._watch_group(restart_count)
         if self._request is not None:
             return
@@ -117,7 +120,7 @@ class NodeWatch:
             self._answer_at = time.monotonic() + _RECORDER_S
 
     def _watch_group(self, restart_count: int) -> None:
-        """Drop a request for the stacks of an earlier worker group."""
+        """If a new worker group runs, forget the open request for stacks and the hang of the earlier one."""
         if restart_count != self._restart_count:
             self._restart_count = restart_count
             self._request = None
@@ -128,18 +131,24 @@ class NodeWatch:
         return {rank: page.read() for rank, (_, page) in self._processes().items()}
 
     def _poll_exits(self, beats: Mapping[int, RankHeartbeat], now: float) -> list[Report]:
-        """Request the stacks of ranks that hang at their exit; withdraw `HungAtExit` when they work again."""
+        """Request stacks when all ranks that are left on this node begin to hang at their exit.
+
+        Returns:
+            An empty `HungAtExit`, which withdraws the earlier one, when they no longer hang. Otherwise none.
+        """
         pids = {rank: pid for rank, (pid, _) in self._processes().items()}
         has_hung = self._hung
         self._hung = self._exits.poll({rank: (pids[rank], beat) for rank, beat in beats.items()}, now)
         if self._hung and not has_hung:
             self.request_stacks(self._restart_count)
 
-        # A report without ranks withdraws the report before it.
         return [HungAtExit()] if has_hung and not self._hung else []
 
     def _answer(self) -> list[Report]:
-        """Return the report once all stacks have come, and write the stacks beside the logs."""
+        """Once all requested stacks have come, write them to the log folder and return the reports.
+
+        Empty before, and if no stacks were requested.
+        """
         if self._request is None or not self._request.poll():
             return []
 
@@ -150,7 +159,7 @@ class NodeWatch:
 
         reports: list[Report] = [StacksReported(reports=tuple(rank_reports))]
         if self._hung:
-            # The ranks have worked on the request for their stacks.
+            # Writing their stacks must not count as activity of the ranks.
             self._exits.rebase()
             silent_s = round(self._exits.silent_s, 1)
             hung = tuple(replace(report, seconds=silent_s) for report in rank_reports)

@@ -41,7 +41,7 @@ _PURE = "sympy"
 
 
 def enter_project(folder: RunFolder, project_dir: str | None) -> None:
-    """Enter the person's project folder, and import its modules as they were at submission."""
+    """Change to the project folder, and let imports find the snapshot of its code, if there is one."""
     project = Path(project_dir or Path.cwd())
     try:
         os.chdir(project)
@@ -60,15 +60,19 @@ def enter_project(folder: RunFolder, project_dir: str | None) -> None:
     root = str(project.resolve())
     code = str(folder.code_dir)
     import_from_copy(root, code)
-    # Programs that a rank starts find their modules by this variable.
+    # Python programs that a rank starts get the search path from this variable.
     if "PYTHONPATH" in os.environ:
         entries = os.environ["PYTHONPATH"].split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join(in_copy(entry, root, code) for entry in entries)
 
 
 def import_for_all(names: Sequence[str]) -> str | None:
-    """Import modules that all ranks share; return why the ranks can't be forked after that, or None."""
-    # Imports leave little garbage, and the collector would take a fifth of their time.
+    """Import the modules that forked ranks share.
+
+    Returns:
+        Why this process can't be forked afterwards; None if it can.
+    """
+    # Imports leave little garbage, and garbage collection would add a fifth to their time.
     gc.disable()
     try:
         if "torch" in names:
@@ -77,10 +81,11 @@ def import_for_all(names: Sequence[str]) -> str | None:
         culprit = import_all(names)
     finally:
         gc.enable()
-    # A collection in a rank would write to the shared objects, and so copy their memory.
+    # Exclude the imported objects from garbage collection: in a forked rank it would write to each object,
+    # and so copy the memory that the rank shares with the agent.
     gc.freeze()
 
-    # A thread that an import has started may have ended by now.
+    # Check again after all imports: a thread that an import has started may have ended by now.
     obstacle = why_no_fork()
     if obstacle is None:
         return None
@@ -89,7 +94,7 @@ def import_for_all(names: Sequence[str]) -> str | None:
 
 @contextmanager
 def _libraries_loading(package: str, *libraries: str) -> Iterator[None]:
-    """Let the kernel and the linker load a package's libraries while this thread imports Python modules.
+    """Load shared libraries of a package in another thread while the `with` block imports modules.
 
     Loading torch's libraries takes a fifth of a second, in which the processor is idle.
     """
@@ -105,11 +110,15 @@ def _libraries_loading(package: str, *libraries: str) -> Iterator[None]:
 
 
 def _load_libraries(package: str, libraries: Sequence[str]) -> None:
-    """Load libraries of a package that is not imported yet. If that fails, the import reports it."""
+    """Load shared libraries of a package ahead of its import.
+
+    Errors are ignored, because the import of the package raises them again.
+    """
     spec = importlib.util.find_spec(package)
     folders = (spec.submodule_search_locations if spec else None) or []
 
-    # dlopen called through ctypes releases Python's lock; ctypes.CDLL itself and imports don't.
+    # Call the function dlopen through ctypes, which releases the GIL, so that the other thread can import.
+    # ctypes.CDLL(path) and an import keep the GIL while the linker loads the library.
     dlopen = ctypes.CDLL(None).dlopen
     dlopen.restype = ctypes.c_void_p
     dlopen.argtypes = (ctypes.c_char_p, ctypes.c_int)
@@ -119,7 +128,7 @@ def _load_libraries(package: str, libraries: Sequence[str]) -> None:
 
 
 def _import_quietly(name: str) -> None:
-    """Import a module before the modules that need it; their import reports a missing module."""
+    """Import a module ahead of the modules that need it; ignore ImportError, which their import raises."""
     with suppress(ImportError):
         importlib.import_module(name)
 
@@ -127,7 +136,11 @@ def _import_quietly(name: str) -> None:
 def import_all(names: Sequence[str]) -> str | None:
     """Import modules by name; `package.*` stands for every module of the package and of its subpackages.
 
-    Returns which import has made a fork impossible, and how; None if a fork is still possible.
+    Returns:
+        Which import has made a fork impossible, and how; None if a fork is still possible.
+
+    Raises:
+        ConfigError: a module can't be found.
     """
     culprit = None
     for name in names:
@@ -138,7 +151,7 @@ def import_all(names: Sequence[str]) -> str | None:
             _tolerate_missing(error, package)
             continue
 
-        # The first import with this effect is the culprit.
+        # Only the first import that makes a fork impossible is named.
         obstacle = why_no_fork() if culprit is None else None
         if obstacle:
             culprit = f"importing {package} {obstacle}"
@@ -151,7 +164,12 @@ def import_all(names: Sequence[str]) -> str | None:
 
 
 def _tolerate_missing(error: ModuleNotFoundError, name: str) -> None:
-    """Raise ConfigError unless only some versions of its package have the missing module."""
+    """Raise ConfigError for a missing module, except a submodule that only some versions of a package have.
+
+    Args:
+        error: the error of the import.
+        name: the name of the imported module.
+    """
     if error.name == name and name.count(".") > 0 and not name.startswith("slurmddp"):
         return
 
@@ -164,8 +182,9 @@ def _tolerate_missing(error: ModuleNotFoundError, name: str) -> None:
 def why_no_fork() -> str | None:
     """Return why this process can't be forked, as a verb phrase like "has initialised CUDA"; None if it can.
 
-    A forked process can't use CUDA if its parent has used it. A fork copies the locks that Python's threads
-    hold, but not the threads. Threads of libraries, such as numpy's BLAS, do no harm.
+    A forked process can't use CUDA if its parent has initialised CUDA. A fork copies the locks that Python's
+    threads hold, but not the threads, so a lock may stay locked. Threads of libraries, such as numpy's BLAS,
+    do no harm.
     """
     torch = sys.modules.get("torch")
     if (torch is not None and torch.cuda.is_initialized()) or _cuda_is_initialised():
@@ -178,7 +197,7 @@ def why_no_fork() -> str | None:
 def _cuda_is_initialised() -> bool:
     """Return whether CUDA is initialised in this process.
 
-    torch does not count an initialisation of the driver alone, such as by `cuda.is_available()`.
+    `torch.cuda.is_initialized()` misses an initialisation of the driver alone, as by `cuda.is_available()`.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
@@ -186,5 +205,5 @@ def _cuda_is_initialised() -> bool:
         # The driver is not loaded.
         return False
 
-    # The driver counts devices only after its initialisation.
+    # cuDeviceGetCount succeeds (0) only after the driver was initialised.
     return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) == 0

@@ -36,13 +36,13 @@ _FILE_POLL_S = 1.0
 
 
 class StopRequests:
-    """The requests to stop of one attempt, as one node's agent sees them.
+    """Handles the requests to stop the run on one node, in one attempt.
 
     Args:
         workers: the ranks of this node.
         rules: the rules of the run.
         recorder: the recorder of the attempt.
-        limits: when SLURM kills the job.
+        limits: the times by which SLURM kills the job.
         request: forwards the first request to the coordinator. Its arguments are a signal for the ranks of
             other nodes, and whether SLURM has sent the signal to the ranks itself.
     """
@@ -71,43 +71,50 @@ class StopRequests:
         """A signal that SLURM should send to this node's ranks, and when the agent sends it instead."""
 
     def receive(self, received: signal.Signals) -> None:
-        """Handle a signal to this agent."""
+        """Send the ranks a signal that this agent has received; forward the first one to the coordinator."""
         if received in (signal.SIGTERM, signal.SIGINT):
             self._terminated = self._terminated or time.time()
         self._stop(received, f"received {received.name}")
 
     def forward(self, requested: signal.Signals, *, by_slurm: bool = False) -> None:
-        """Send the ranks a signal by which the run was asked to stop on another node.
+        """Send the ranks of this node the signal with which another node was asked to stop the run.
 
         Args:
             requested: the signal.
             by_slurm: whether SLURM has sent the signal to the ranks of the other node itself. Then SLURM
                 also sends it to the ranks of this node.
         """
-        self._recorder.log("the run was asked to stop on another node")
+        self._recorder.log("another node was asked to stop the run")
         self._workers.expect_stop()
         self.is_stopping = True
         self.deadline = 0.0
-        # SLURM also signals the ranks of this node. The agent waits for that, so that each rank gets the
-        # signal once.
+        # SLURM also signals the ranks of this node. The agent waits `_SLURM_S` for that signal, so that each
+        # rank gets it once.
         if by_slurm:
             self._awaited = time.monotonic() + _SLURM_S, requested
         else:
             self._pass_on(requested)
 
     def _pass_on(self, requested: signal.Signals) -> None:
-        """Send the ranks a signal of another node, unless SLURM has sent it meanwhile."""
+        """Send the ranks a signal that another node got, unless SLURM has sent it to them meanwhile."""
         self._signal_ranks(requested)
         self._recorder.log(f"{requested.name}: passed on to the ranks")
 
     def note_exit(self, now: float) -> None:
-        """Note that a rank of the present worker group has stopped, on this node or on another."""
+        """Note that a rank of the present worker group has stopped, on this node or on another.
+
+        If the run is not asked to stop, `poll` stops the ranks of this node after `_FOLLOW_S`.
+        """
         if self._workers.restart_count not in self._left_at:
             self._left_at[self._workers.restart_count] = now
             self.deadline = 0.0
 
     def poll(self, now: float) -> None:
-        """Stop the ranks, once, if a rank has stopped unasked, or a script's run has a stop file."""
+        """Send the ranks a stop signal if one is due.
+
+        It is due if a signal that SLURM should have sent has not come, if another rank has stopped unasked,
+        or if the run of a script has a stop file.
+        """
         if self._awaited is not None and now >= self._awaited[0]:
             requested = self._awaited[1]
             self._awaited = None
@@ -119,12 +126,15 @@ class StopRequests:
             return
 
         if left_at is not None and now - left_at > _FOLLOW_S:
-            self._stop(signal.SIGUSR2, "a rank has stopped alone")
+            self._stop(signal.SIGUSR2, "another rank has stopped")
         elif self._rules.is_script and self._recorder.is_stopped():
-            self._stop(signal.SIGUSR2, "the stop file is there")
+            self._stop(signal.SIGUSR2, "the run has a stop file")
 
     def kill_is_near(self, share: float = DEAF_SHARE) -> bool:
-        """Return whether less than `share` of `RESERVE_S` is left until SLURM kills the job."""
+        """Return whether SLURM kills the job in less than `share` times `RESERVE_S` (5 s).
+
+        False before SIGTERM or SIGINT, and if the time of the kill is not known.
+        """
         if self._terminated is None:
             return False
         at = leave_at(self._limits, self._terminated, share)
@@ -143,7 +153,7 @@ class StopRequests:
         self.is_stopping = True
         self.deadline = 0.0
         if self._workers:
-            purpose = "the script decides what it saves" if self._rules.is_script else "for a save and an end"
+            purpose = "the script decides what it saves" if self._rules.is_script else "which save and exit"
             self._recorder.log(f"{reason}: passed on to the ranks, {purpose}")
         self._request(requested, requested in self._workers.signals_of_slurm())
 

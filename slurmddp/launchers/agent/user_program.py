@@ -73,7 +73,7 @@ def _command(folder: RunFolder, script: str, arguments: Sequence[str]) -> list[s
         return [*python, "-m", script.removeprefix(MODULE).strip(), *arguments]
 
     file = _file(folder, script)
-    # Python would take such a name for an option.
+    # Python would take a file name that begins with "-" for an option.
     if file.startswith("-"):
         file = f"./{file}"
     return [*python, file, *arguments]
@@ -97,10 +97,14 @@ def _is_this_python(executable: str) -> bool:
 
 
 def _file(folder: RunFolder, script: str) -> str:
-    """Return the path of a script's copy in the snapshot; without a copy, the path as it was given."""
+    """Return the path of a script's copy in the snapshot; without a copy, the path as it was given.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
     path = Path(script).expanduser()
-    # The script may be a link in the project: its copy has the name of the link. Or the path may lead to the
-    # project through a link.
+    # Try the path with its symbolic links first: if the script is a link in the project, its copy has the
+    # name of the link. Then resolve the links: they may lead from elsewhere into the project.
     for candidate in (os.path.normpath(path.absolute()), os.path.realpath(path)):
         relative = Path(os.path.relpath(candidate, Path.cwd()))
         copy = folder.code_dir / relative
@@ -116,9 +120,12 @@ def _file(folder: RunFolder, script: str) -> str:
 
 
 def _threads(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return OMP_NUM_THREADS=1, as torchrun sets it, if ranks share the machine and it is not set yet."""
+    """Return OMP_NUM_THREADS=1, as torchrun sets it, if this machine runs several ranks.
+
+    Empty for a single rank, and if `environ` has a value.
+    """
     info = detect(environ)
-    # All emulated nodes are on this machine.
+    # Emulated nodes are all on this machine, so all ranks of the job share it.
     ranks_on_machine = info.world_size if info.emulated else info.local_world_size
     if environ.get(_THREADS) or ranks_on_machine == 1:
         return {}

@@ -19,7 +19,10 @@ _POLL_S = 1.0
 
 
 class LinkWait:
-    """The wait of an agent for its link to node 0; times are of one monotonic clock."""
+    """Decides how long an agent waits for its link to node 0, and logs the wait.
+
+    Times are seconds of one monotonic clock.
+    """
 
     def __init__(self, hosts: Sequence[str], rules: Rules, recorder: RunFolderRecorder, now: float) -> None:
         self._hosts = hosts
@@ -29,10 +32,10 @@ class LinkWait:
         self._next_notice = now + FIRST_NOTICE_S
 
     def poll(self, now: float) -> int | None:
-        """Return the exit code with which to leave if the attempt or the wait is over; None to wait on."""
+        """Return the agent's exit code if the attempt or the wait is over; None to continue the wait."""
         code = self._recorder.code_of_first_node()
         if code is not None:
-            self._recorder.log("the attempt was over before this node had joined")
+            self._recorder.log("the attempt ended before this node had joined")
             return code
 
         if now - self._begun > self._rules.join_timeout_s:
@@ -53,9 +56,9 @@ def report_unable(
     recorder: RunFolderRecorder,
     inbox: SignalInbox,
 ) -> bool:
-    """Report to node 0, which decides what follows, that this node can run no ranks; wait for its answer.
+    """Report to node 0 that this node can run no ranks, and wait until node 0 has received the report.
 
-    The wait also ends with the attempt, with a signal to stop and after `join_timeout_s`.
+    The wait also ends when the attempt ends, at a signal to stop, and after `join_timeout_s`.
 
     Args:
         link: the link to node 0. Before there is a link, the report goes through the run folder.
@@ -66,7 +69,8 @@ def report_unable(
         inbox: the signals to this agent.
 
     Returns:
-        False if the failure ends the attempt, or if the report could not be written.
+        True if the report was made. False if it was not, because it could not be written, or because the
+        failure ends the attempt: it is node 0's, or the job does not tolerate the loss of a node.
     """
     if node_rank == 0 or (rules is not None and not rules.tolerates_node_loss):
         return False
@@ -76,7 +80,7 @@ def report_unable(
     elif not recorder.leave_unable(node_rank, failure):
         return False
 
-    # With known rules a report in the run folder is enough: the agent waits for no answer to it.
+    # An agent that knows the rules but has no link only leaves its report in the run folder, without a wait.
     timeout_s = PolicySettings.join_timeout_s
     if rules is not None:
         timeout_s = rules.join_timeout_s if link else 0.0

@@ -2,8 +2,8 @@
 
     python -m slurmddp.launchers.agent.worker DESCRIPTOR
 
-The agent starts this program if it can't be forked. Behind the descriptor lies, as JSON, the description that
-a forked rank has in its memory. Unlike a command line, no other account can read it.
+The agent starts this program if it can't be forked. From the descriptor the program reads, as JSON, the
+description that a forked rank has in its memory. Unlike a command line, no other account can read it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RankSpec:
 
 
 def descriptors_in(environ: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the descriptors that the environment of a rank names; the rank inherits them by number."""
+    """Return the descriptors whose numbers are in the environment of a rank, which inherits them."""
     numbers = ",".join(environ.get(name, "") for name in _DESCRIPTORS).split(",")
     return tuple(int(number) for number in numbers if number.isdecimal())
 
@@ -84,11 +84,11 @@ def spawn(rank: RankSpec) -> int:
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Become the rank that the agent has described behind the descriptor."""
+    """Read the description of a rank from the descriptor `argv[0]`, and become this rank."""
     with open(int(argv[0]), encoding="utf-8") as description:
         values = json.load(description)
 
-    # `python -m` has put the working folder first, but the agent imports the modules of the snapshot.
+    # Use the agent's search path, which finds the snapshot: `python -m` has put the working folder first.
     sys.path[:] = values["path"]
     rank = RankSpec(**{**values["rank"], "log": Path(values["rank"]["log"])})
     be_rank(rank, values["agent"])
@@ -125,7 +125,7 @@ def be_rank(rank: RankSpec, agent: int, in_child: Sequence[Callable[[], object]]
 
 
 def _set_up(rank: RankSpec, in_child: Sequence[Callable[[], object]]) -> None:
-    # The leader of a session leads its process group already, and can't make another one.
+    # setpgid fails in a session leader, which leads its own process group already.
     with suppress(PermissionError):
         os.setpgid(0, 0)
     for close in in_child:
@@ -150,13 +150,16 @@ def _set_signals() -> None:
 
 
 def _stop_before_training(number: int, frame: FrameType | None) -> None:
-    """Exit at once: a rank has nothing to save until it sets other handlers."""
+    """Exit at once with 75: a rank that has not set other handlers has nothing to save."""
     os._exit(EXIT_STOPPED)
 
 
 def _write_to(log: Path) -> None:
-    """Send both output streams, of Python and of compiled code, line by line to the rank's log."""
-    # Another account may have put a link in the place of the log, to a file of this account.
+    """Redirect stdout and stderr, of Python and of compiled code, line by line to the rank's log.
+
+    Standard input becomes empty.
+    """
+    # O_NOFOLLOW: another account may have replaced the log by a link to a file of this account.
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -169,7 +172,10 @@ def _write_to(log: Path) -> None:
 
 
 def run_entry(entry: str, run_dir: str) -> int:
-    """Return the exit code of `entry`; an exception is printed and becomes its code."""
+    """Call `entry`, a `module:function`, with `run_dir` and return the exit code.
+
+    An exception is printed and decides the exit code.
+    """
     module, _, function = entry.partition(":")
     try:
         main: Callable[[str], int | None] = getattr(importlib.import_module(module), function)
@@ -201,7 +207,7 @@ def _report(error: ReportedError) -> None:
 
 
 def _as_byte(code: int) -> int:
-    """Return the low byte of an exit code, as the kernel does; 256, as of `os.system`, stays a failure."""
+    """Return the low byte of an exit code, as the kernel does; 1 for a code such as 256 with low byte 0."""
     return code & 0xFF or (EXIT_FAILED if code else EXIT_FINISHED)
 
 

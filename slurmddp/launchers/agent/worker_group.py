@@ -50,6 +50,7 @@ from slurmddp.runs.failures.failure import Failure, UnexplainedFailure, is_conse
 from slurmddp.runs.failures.kinds import Cause, FailureKind
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.program_hints import hint_after
+from slurmddp.runs.text_format import counted
 
 _UNKILLABLE_S = 60.0
 """Seconds for killed ranks to end: the kernel needs time to free large memories."""
@@ -67,7 +68,10 @@ _CODES_OF_A_STOP = frozenset(
 
 
 class WorkerGroup(ABC):
-    """The ranks of one node, one worker group after the other; all methods belong to the main thread."""
+    """Starts, watches and ends the ranks of one node, worker group after worker group.
+
+    Call its methods from the main thread only.
+    """
 
     def __init__(self, ranks_per_node: int, agent: int = 0) -> None:
         self.restart_count = 0
@@ -98,14 +102,17 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def _last_lines(self, local_rank: int) -> Callable[[], Sequence[str]]:
-        """Return a function that reads the last lines of a rank that has ended, also after its restart."""
+        """Return a function that reads the last output lines of a rank that has ended.
+
+        The function still returns the lines of that rank after the rank was restarted.
+        """
 
     def __len__(self) -> int:
         return len(self._running)
 
     @property
     def good_codes(self) -> list[int]:
-        """Return the exit codes of the ranks that ended well."""
+        """Return the exit codes of the ranks that ended with 0 or 75."""
         return [code for code in self.codes if code in GOOD_CODES]
 
     def rank(self, local_rank: int) -> int:
@@ -113,7 +120,7 @@ class WorkerGroup(ABC):
         return self._node_rank * self._ranks_per_node + local_rank
 
     def start(self, order: StartWorkers) -> None:
-        """Start the ranks that this node has in a worker group."""
+        """Start this node's ranks of the worker group that `order` describes."""
         self._node_rank = order.agents.index(self._agent)
         self.restart_count = order.restart_count
         self.codes = []
@@ -140,7 +147,7 @@ class WorkerGroup(ABC):
             if code == EXIT_FINISHED:
                 self.left.append(self._failure(local_rank, code).because(Cause.of("left_early")))
 
-            # The agent itself has caused this exit code.
+            # The agent has ended this rank, so the exit code is no failure of the rank.
             if self._ended_by_agent:
                 continue
             self.codes.append(code)
@@ -151,7 +158,10 @@ class WorkerGroup(ABC):
         return failed
 
     def _judge(self, local_rank: int, code: int) -> int:
-        """Return the exit code that counts for a rank; a subclass may know more than the process's code."""
+        """Return the exit code to record for a rank whose process ended with `code`.
+
+        A subclass may correct the code by what it knows about the rank.
+        """
         return code
 
     def _record_exit(self, local_rank: int, code: int) -> None:  # noqa: B027
@@ -175,7 +185,7 @@ class WorkerGroup(ABC):
 
     def stop(self, grace_s: float) -> None:
         """End every rank: send SIGTERM, and SIGKILL after `grace_s`; return when no rank is left."""
-        # A rank that has ended by itself keeps its exit code.
+        # Record the ranks that have ended by themselves, whose exit codes count.
         self.poll()
         self._ended_by_agent = True
         self.signal(signal.SIGTERM)
@@ -202,11 +212,16 @@ class WorkerGroup(ABC):
         process.signal_group(pid, signal.SIGKILL)
 
     def is_gone(self) -> bool:
-        """Return whether `poll` has seen every rank end; raise SlurmddpError if a rank can't be killed."""
+        """Return whether `poll` has seen every rank end.
+
+        Raises:
+            SlurmddpError: a rank still runs `_UNKILLABLE_S` after SIGKILL.
+        """
         if self._running and time.monotonic() > self._kill_by:
             raise SlurmddpError(
-                f"{len(self._running)} rank(s) on this node can't be ended: the kernel holds them in a call.",
-                hint="A file server or a device does not answer. The node may need a restart.",
+                f"SIGKILL has not ended {counted(len(self._running), 'rank')} on this node within "
+                f"{_UNKILLABLE_S:g} s: a system call keeps the process in the kernel.",
+                hint="Probably a file server or a device does not answer. The node may need a restart.",
             )
         return not self._running
 
@@ -244,12 +259,12 @@ class ForkedWorkers(WorkerGroup):
         checkpoints: CheckpointService,
         in_child: Sequence[Callable[[], object]],
     ) -> None:
-        """Describe the ranks.
+        """Prepare to start ranks.
 
         Args:
             spec: the program of the ranks.
             reaper: kills the processes of the ranks if this agent dies.
-            checkpoints: holds the states of the ranks in memory.
+            checkpoints: holds the checkpoints of the ranks in memory.
             in_child: calls by which a forked rank closes the resources of the agent.
         """
         super().__init__(spec.ranks_per_node, spec.node.node_rank)
@@ -282,19 +297,20 @@ class ForkedWorkers(WorkerGroup):
         """Return MASTER_ADDR and MASTER_PORT for ranks that use them; only node 0's agent calls this."""
         node = self._spec.node
         ports = candidate_ports(f"{node.launch_id} {assignment.restart_count} master")
-        # `bool` accepts any port, because the order to start brings the port to all ranks.
+        # `bool` accepts any free port: the ranks get the port with the order to start, and need not find it.
         if self._address is None:
             probe = listen_as_rank_zero(node, ports, bool)
         else:
-            # The name is not resolved again. A name server that does not answer would hold up a restart, and
-            # the link between agents.
+            # Reuse the address of the first worker group. A name server that does not answer would hold up
+            # the restart, and the link between agents.
             probe = listen(self._address, ports, bool)
 
         with probe:
             address, port = probe.getsockname()[:2]
             self._address = Address(probe.family, address)
 
-        # Some programs refuse a MASTER_ADDR that is not the first name of SLURM_JOB_NODELIST.
+        # On emulated nodes use the host name: some programs refuse a MASTER_ADDR that is not the first name
+        # of SLURM_JOB_NODELIST.
         name = node.hosts[0] if node.emulated and address == "127.0.0.1" else address
         return name, int(port)
 
@@ -303,7 +319,7 @@ class ForkedWorkers(WorkerGroup):
         if order.agents != self._agents:
             self._describe_step(order.agents)
         self._started_at = time.monotonic()
-        # A forked rank would write the buffered output of the agent again.
+        # Flush before the fork: a forked rank would write the buffered output of the agent again.
         sys.stdout.flush()
         sys.stderr.flush()
 
@@ -337,15 +353,16 @@ class ForkedWorkers(WorkerGroup):
             forwarded.add(number)
 
     def signals_of_slurm(self) -> frozenset[int]:
-        """Return the stop signals that have reached the ranks past this agent, by number."""
+        """Return the numbers of the stop signals that SLURM, and not this agent, has sent to the ranks."""
         return (self._reaper.signals_seen() - self._signals_before) & _REQUESTS
 
     def _judge(self, local_rank: int, code: int) -> int:
         """Return 75 for a rank that has left because of a stop, whatever exit code its program uses.
 
-        A script that saves at the signal usually ends with 0 or by the signal. A rank that then only loses
-        its peers has stopped as well. slurmddp's own loop reports whether it has finished. A torchrun ends
-        with 1 after a stop and after any failure, and its report says how its ranks ended.
+        A script that saves at the signal usually ends with 0 or by the signal. A rank that fails after the
+        request only because it lost its peers has stopped as well. The 0 of a loop on Distributon stays 0
+        if the heartbeat page shows that the loop has finished. A torchrun ends with 1 after a stop and after
+        any failure, so its printed report decides.
         """
         code = self._pages[local_rank].explained(code)
         if self._ended_by_agent:
@@ -381,11 +398,14 @@ class ForkedWorkers(WorkerGroup):
         )
 
     def _describe_step(self, agents: tuple[int, ...]) -> None:
-        """Set the variables that describe a step of these agents to each rank of this node, as srun does."""
+        """Compute the variables that describe a step on the nodes of these agents to each local rank.
+
+        They are the variables that srun would set.
+        """
         node = self._spec.node
         node_rank = agents.index(node.node_rank)
         hosts = node.hosts
-        # SLURM names every node, other launchers only the first node.
+        # SLURM names every node. Other launchers name only the first node, so no hosts can be chosen.
         if len(hosts) == node.nodes:
             hosts = tuple(hosts[agent] for agent in agents)
 
@@ -451,18 +471,19 @@ class ForkedWorkers(WorkerGroup):
         return failed
 
     def _has_meeting_point(self) -> bool:
-        """Return whether ranks of a person's program may meet on this node, at the offered MASTER_PORT."""
+        """Return whether the ranks run a person's program, and their MASTER_PORT is on this node."""
         return self._spec.is_foreign and self._spec.node.node_rank == 0 and self._agents[:1] == (0,)
 
     @property
     def save_by_themselves(self) -> bool:
-        """Return whether these ranks may save without the other ranks; a loop on Distributon never does."""
+        """Return whether each rank may save without the other ranks, as a script without Distributon may."""
         return self._spec.is_script and all(page.read().phase == "starting" for page in self._pages)
 
     def ranks_apart(self) -> int:
-        """Return the number of a program's ranks if they never connected to each other; 0 if that is unknown.
+        """Return the number of ranks of a person's program if they never connected to each other.
 
-        A rank with Distributon shows in its heartbeat that it has met the other ranks.
+        0 if they connected, or if that is unknown. The heartbeat of a rank with Distributon shows that it
+        has connected.
         """
         ranks = len(self._agents) * self._spec.ranks_per_node
         if ranks == 1 or not self._has_meeting_point():
@@ -482,7 +503,7 @@ class ForkedWorkers(WorkerGroup):
         capture.write_exit(self._spec.folder, self._spec.attempt, rank, code, self.restart_count, kind)
 
     def _kill(self, pid: int) -> None:
-        # `_exit_code` ends the processes that the rank has started.
+        # Kill only the rank. `_exit_code` then ends the processes that the rank has started.
         os.kill(pid, signal.SIGKILL)
 
     def _exit_code(self, pid: int) -> int | None:
@@ -495,7 +516,7 @@ class ForkedWorkers(WorkerGroup):
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _add_hint(self, local_rank: int) -> None:
-        """Keep what to do about the error of a rank, if that is known, and append it to the rank's log."""
+        """Look up a hint for the last log line of a rank; keep a hint and append it to the log."""
         log = self._log(local_rank)
         lines = capture.last_lines(log, 1, since=self._log_sizes[local_rank])
         hint = hint_after(lines[-1]) if lines else ""
@@ -529,13 +550,17 @@ class ForkedWorkers(WorkerGroup):
 def start_process(rank: RankSpec, in_child: Sequence[Callable[[], object]], *, forks: bool) -> int:
     """Start one rank as the leader of a process group and return its pid.
 
-    A forked rank shares the modules that this process has imported, without later changes.
+    Args:
+        rank: the rank.
+        in_child: calls by which a forked rank closes the resources of the agent.
+        forks: whether to fork, so that the rank has the imports of this process; else it starts as a new
+            program.
     """
     # Signals stay blocked until the child no longer shares the agent's handlers and wake-up pipe.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOP_SIGNALS, signal.SIGINT, signal.SIGCHLD})
     try:
         pid = _fork(rank, in_child) if forks else spawn(rank)
-        # The child makes its group, too. Whichever process is first, the group exists from now on.
+        # The child calls setpgid too. Whichever process is first, the group exists from now on.
         with suppress(ProcessLookupError, PermissionError):
             os.setpgid(pid, pid)
         return pid
@@ -546,8 +571,8 @@ def start_process(rank: RankSpec, in_child: Sequence[Callable[[], object]], *, f
 def _fork(rank: RankSpec, in_child: Sequence[Callable[[], object]]) -> int:
     agent = os.getpid()
     with warnings.catch_warnings():
-        # Python 3.12 warns of every thread at a fork, also of the idle threads of numpy's BLAS, which hold no
-        # lock of Python.
+        # Python 3.12 warns at a fork if the process has threads. `why_no_fork` has found none of Python's,
+        # and the idle threads of numpy's BLAS hold no lock of Python.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:

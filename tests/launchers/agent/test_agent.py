@@ -228,9 +228,9 @@ def test_ranks_that_do_not_leave_are_ended_before_slurm_kills_them(tmp_path: Pat
         agent.terminate()
         assert agent.wait(timeout=120) == 75
     log = (folder.log_dir(0) / "node-0.log").read_text()
-    assert "the time for a stop is over: the agent ends the ranks of this node" in log
+    assert "SLURM is about to kill the job: the agent ends the ranks of this node" in log
     assert ("the run resumes from its last checkpoint" in log) is not is_script
-    assert ("for a save and an end" in log) is not is_script
+    assert ("which save and exit" in log) is not is_script
     assert (folder.log_dir(0) / "exit-node-0").read_text() == "75\n"
     assert not folder.failure_file(0).exists()
 
@@ -273,7 +273,10 @@ def test_a_failure_on_one_node_ends_the_others_which_end_like_it(tmp_path: Path,
     assert found is not None
     assert (found.rank, found.exit_code) == (0, code)
     assert len(events(folder, "rank_failed")) == 1
-    assert "the attempt has failed elsewhere" in (folder.log_dir(0) / "node-1.log").read_text()
+    assert (
+        "the attempt has failed, but no rank of this node has"
+        in (folder.log_dir(0) / "node-1.log").read_text()
+    )
 
 
 def test_the_agent_stops_when_its_parent_dies(tmp_path: Path) -> None:

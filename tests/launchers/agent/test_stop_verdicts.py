@@ -239,7 +239,7 @@ def test_ranks_of_another_node_get_the_signal_once_from_slurm_or_from_their_agen
         wait_for_lines(folder, "ready", 4)
         send_to_all(agents[0], signal.SIGTERM)
         log = folder.log_dir(0) / "node-1.log"
-        wait_until(lambda: "asked to stop on another node" in log.read_text(), "the request on node 1")
+        wait_until(lambda: "another node was asked to stop" in log.read_text(), "the request on node 1")
         if not is_late:
             send_to_all(agents[1], signal.SIGTERM)
         assert end_of(folder, agents, ["SIGTERM"]) == [["SIGTERM"]] * 4
@@ -254,7 +254,7 @@ def test_the_log_says_that_a_signal_was_passed_on_once_that_is_so(is_late: bool)
     story.attach_mock(recorder.log, "log")
     requests = StopRequests(workers, MagicMock(), recorder, TimeLimits(), MagicMock())
     requests.forward(signal.SIGTERM, by_slurm=True)
-    assert story.mock_calls == [call.log("the run was asked to stop on another node")]
+    assert story.mock_calls == [call.log("another node was asked to stop the run")]
     if is_late:
         requests.poll(math.inf)
     else:

@@ -19,7 +19,7 @@ import faulthandler
 import os
 import sys
 
-# As in `typing`, without its imports.
+# The same as `typing.TYPE_CHECKING`, without importing `typing`.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ def import_from_copy(project: str, code: str) -> None:
     """
     sys.path[:] = [in_copy(entry, project, code) for entry in sys.path]
 
-    # Some editable installs keep the folder of each package in a module, not in a .pth file.
+    # Some editable installs keep the folders of packages in a mapping of a module, not in a .pth file.
     finders = [vars(module) for name, module in sys.modules.items() if name.startswith("__editable___")]
     for finder in finders:
         mapping = finder.get("MAPPING")
@@ -54,11 +54,17 @@ def import_from_copy(project: str, code: str) -> None:
 
 
 def _map_packages(mapping: dict[str, str], project: str, code: str) -> None:
-    """Replace the folders of packages in the mapping of an editable install by their copies."""
+    """Replace the folders of packages in the mapping of an editable install by their copies in the snapshot.
+
+    Args:
+        mapping: the folder of each package by its name; changed in place.
+        project: the project folder, without symbolic links.
+        code: the snapshot of its code.
+    """
     for package, folder in mapping.items():
         copy = in_copy(folder, project, code)
         mapping[package] = copy
-        # Processes that start with this search path find the copy by it.
+        # A process that is started with this search path has another mapping. It finds the copy by the path.
         if copy != folder and os.path.splitext(os.path.basename(folder))[0] == package:
             sys.path.append(os.path.dirname(copy))
 
@@ -78,10 +84,10 @@ def in_copy(entry: str, project: str, code: str) -> str:
 
 
 class _ModuleFolder:
-    """Finder that puts the snapshot in the place of the working folder in the search path of `python -m`.
+    """Import finder that replaces the working folder in the search path of `python -m` by the snapshot.
 
-    Python puts the folder there after `sitecustomize`, right before it looks for the module. So the first
-    look-up after that finds the folder there, and removes this finder.
+    Python inserts the working folder after it has run `sitecustomize`, right before it looks for the module.
+    `find_spec` is called for that look-up: it replaces the folder, and removes this finder.
     """
 
     def __init__(self, project: str, code: str) -> None:
@@ -100,7 +106,8 @@ def _prepare() -> None:
     run_dir = os.environ.get(RUN_DIR_VARIABLE, "")
     code = os.path.join(run_dir, CODE_FOLDER)
 
-    # A command, such as `python app.pyz`, runs on the files of the project.
+    # SLURMDDP_SNAPSHOT is 1 for a script or module. A command, such as `python app.pyz`, runs on the files
+    # of the project.
     is_on_snapshot = os.environ.pop(SNAPSHOT_VARIABLE, "") == "1"
     if is_on_snapshot and run_dir and os.path.isdir(code):
         project = os.path.realpath(os.getcwd())
@@ -126,7 +133,13 @@ def _leave_search_path(folder: str) -> None:
 
 
 def _arm_faulthandler(descriptor: str) -> None:
-    """Print the stack at a crash, and write stacks behind the heartbeat page when the agent asks for them."""
+    """Let faulthandler print the stacks at a crash, and write them to the heartbeat file at a signal.
+
+    The agent sends this signal to a rank that hangs.
+
+    Args:
+        descriptor: the descriptor of the heartbeat file; empty without one.
+    """
     faulthandler.enable()
     try:
         is_page = os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/memfd:{PAGE_NAME}")
@@ -142,7 +155,10 @@ def _arm_faulthandler(descriptor: str) -> None:
 
 
 def _end_after_gloo() -> None:
-    """Wait for gloo's threads after the program's exit handlers: Python may abort if it shuts down first."""
+    """Register an exit handler that waits for gloo's threads: Python may abort if it shuts down before them.
+
+    It runs after the program's exit handlers, because it is registered first.
+    """
     import atexit
 
     atexit.register(_wait_for_gloo)
