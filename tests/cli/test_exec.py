@@ -129,7 +129,11 @@ def test_plain_torch_and_distributon_find_each_other(tmp_path, forked_python):
             "2 CPUs, for at most 64 ranks. Use -n 64 or fewer",
         ),
         (["-n", "2", "--lr", "3", "ls"], EXIT_USAGE, "Flags of the program follow"),
-        (["-n", "3", "--nodes", "2", "ls"], EXIT_CONFIG, "Use a multiple of the number of nodes, such as -n 2"),
+        (
+            ["-n", "3", "--nodes", "2", "ls"],
+            EXIT_CONFIG,
+            "Use a multiple of the number of nodes, such as -n 2",
+        ),
         (["-n", "2", "/tmp"], EXIT_CONFIG, "/tmp is a folder, not a program"),
         (["-n", "2", "no-such"], EXIT_CONFIG, "There is no program 'no-such'"),
         (["-n", "2", "fit.py"], EXIT_CONFIG, "fit.py is not executable. Use `python fit.py`."),

@@ -98,7 +98,7 @@ class StopRequests:
     def _pass_on(self, requested: signal.Signals) -> None:
         """Send the ranks a signal that another node got, unless SLURM has sent it to them meanwhile."""
         self._signal_ranks(requested)
-        self._recorder.log(f"{requested.name}: passed on to the ranks")
+        self._recorder.log(f"{requested.name} is passed on to the ranks")
 
     def note_exit(self, now: float) -> None:
         """Note that a rank of the present worker group has stopped, on this node or on another.
@@ -133,7 +133,8 @@ class StopRequests:
     def kill_is_near(self, share: float = DEAF_SHARE) -> bool:
         """Return whether SLURM kills the job in less than `share` times `RESERVE_S` (5 s).
 
-        False before SIGTERM or SIGINT, and if the time of the kill is not known.
+        Half of KillWait replaces `RESERVE_S` if it is shorter. False before SIGTERM or
+        SIGINT, and if the time of the kill is not known.
         """
         if self._terminated is None:
             return False
@@ -154,7 +155,7 @@ class StopRequests:
         self.deadline = 0.0
         if self._workers:
             purpose = "the script decides what it saves" if self._rules.is_script else "which save and exit"
-            self._recorder.log(f"{reason}: passed on to the ranks, {purpose}")
+            self._recorder.log(f"{reason}: {requested.name} is passed on to the ranks, {purpose}")
         self._request(requested, requested in self._workers.signals_of_slurm())
 
     def _signal_ranks(self, requested: signal.Signals) -> None:

@@ -261,5 +261,5 @@ def test_the_log_says_that_a_signal_was_passed_on_once_that_is_so(is_late: bool)
         requests.receive(signal.SIGTERM)
     assert story.mock_calls[1:] == [
         call.signal(signal.SIGTERM),
-        call.log("SIGTERM: passed on to the ranks"),
+        call.log("SIGTERM is passed on to the ranks"),
     ]
