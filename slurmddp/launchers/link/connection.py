@@ -234,7 +234,7 @@ class Connection:
 
 
 class Join(NamedTuple):
-    """What a member sends about itself when it connects, together with an HMAC over these values."""
+    """The description of itself that a member sends when it connects, with an HMAC over these values."""
 
     node: int
     host: str
