@@ -187,7 +187,7 @@ def _choices(group: str) -> Iterable[str]:
 
 
 def settings(prefix: str, **_context: Any) -> list[str]:
-    """Return the settings that begin with `prefix`: `model=` for `mod`, `model=gpt` for `model=`."""
+    """Return the settings that begin with `prefix`: `model=` for `mod`, `model=gpt_small` for `model=`."""
     return [text for text in _settings(prefix) if text.startswith(prefix)]
 
 

@@ -30,7 +30,7 @@ _MARKER = "the-run-over-ssh"
 
 
 def start(keys: dict[str, str | None], typed: Sequence[str]) -> int:
-    """Copy the project to a login node, run the command there, and return its exit code.
+    """Send the project's code to a login node, run the command there, and return its exit code.
 
     Args:
         keys: the settings `ssh`, `ssh_folder` and `python` of the login node.
