@@ -109,7 +109,7 @@ def raise_if_incomplete(started: Started) -> None:
     if failed:
         kind = SlurmError if refused else SlurmddpError
         raise kind(
-            f"{failed[0].name} was not started: {failed[0].reason}",
+            f"{failed[0].name} {'was not started' if refused else 'failed'}: {failed[0].reason}",
             hint=f"{len(failed)} of {counted(len(started.runs), 'call')} failed. To start them, call "
             "map_array with the same arguments again.",
         )
