@@ -25,28 +25,28 @@ class Strategy(Protocol):
 
     All ranks call `wrap` at the same place of the program, so `wrap` may call collectives.
 
-    A strategy may have seven further methods. All ranks call them together:
+    A strategy may have seven further methods. Each of them is called on all ranks at the same point:
 
-    - `set_loss_scale(scale)` is called in fp16, before the first `wrap`. `scale()` returns the factor of the
-      gradients in a backward pass, a scalar on their device.
-    - `setup_optimizer(optimizer, model)` returns the optimizer to step.
-    - `state_dict()` returns this rank's state, plain values and tensors. Each checkpoint keeps the states of
-      all ranks.
+    - `set_loss_scale(scale)` is called in fp16, before the first `wrap`. `scale()` returns the loss scale, by
+      which all gradients are multiplied: a scalar tensor on their device.
+    - `setup_optimizer(optimizer, model)` returns the optimizer that the training is to step.
+    - `state_dict()` returns the strategy's state on this rank: plain values and tensors. Each checkpoint
+      contains the states of all ranks.
     - `check_state_dict(state)` raises CheckpointError if the strategy can't restore a state. Each load calls
       it before it changes anything.
     - `reset()` forgets all steps. Each load calls it, after models and optimizers have got their states.
-    - `load_state_dict(state)` restores a state after `reset`. It returns False if it leaves out the state of
-      another strategy or of other settings. It is not called on another number of ranks, or without a saved
-      state of this rank.
+    - `load_state_dict(state)` restores a state after `reset`. It returns False if it ignores the state
+      because another strategy or other settings have saved it. It is not called if the number of ranks has
+      changed, or if the checkpoint has no state of this rank.
     - `close()` ends threads and connections of the strategy. It is called at an orderly end, before the rank
       leaves its process group.
 
-    A strategy whose ranks step on their local gradients has `averages_gradients = False`. In the trainer, a
-    loss that counts tokens then needs no exchange in each step.
+    A strategy whose ranks step on their local gradients sets `averages_gradients = False`. The trainer then
+    does not exchange the number of tokens of a loss in each step.
     """
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Return the module to call in training; called on all ranks, with `model` on `device`."""
+        """Return the module that the training calls in place of `model`, which is on `device`."""
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Return a context whose backward passes do not average gradients over ranks."""
@@ -68,10 +68,10 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 
 def build(name: str | Strategy | type[Strategy], **options: Any) -> Strategy:
-    """Build a strategy from its name and options.
+    """Return a new strategy of the given name with the given options.
 
     Args:
-        name: a name of `STRATEGIES`, the import path of a class, or a strategy or its class itself.
+        name: a name of `STRATEGIES`, the import path of a class, a class, or a strategy, which is returned.
         options: arguments of the class.
 
     Raises:

@@ -30,40 +30,43 @@ State = dict[str, Any]
 
 
 class CommHook:
-    """The exchange of one model's gradients: stateless, and complete before an optimizer's step."""
+    """Base class: how the gradients of one model are exchanged. A hook without a state needs no methods."""
 
     settings: Mapping[str, Any] = {}
-    """The options on which the state depends: a state of other options can't be restored."""
+    """The options on which the state depends. A state with other options can't be restored."""
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Run the hook's part of each step of an optimizer."""
+        """Let the hook do its work in each step of `optimizer`; called once for each optimizer."""
 
     def state_dict(self) -> State:
-        """Return this rank's state."""
+        """Return the state of the hook on this rank; empty if it has none."""
         return {}
 
     def check_state_dict(self, state: State) -> None:
         """Raise CheckpointError if `load_state_dict` can't restore a state."""
 
     def load_state_dict(self, state: State) -> None:
-        """Restore the state of this rank, after models and optimizers have got theirs."""
+        """Restore a result of `state_dict`, after models and optimizers have loaded their states."""
 
 
 @functools.wraps(default_hooks.fp16_compress_hook)
 def _bf16(state: Any, bucket: Any) -> Any:
-    """Call torch's hook, which torch refuses by its name on CPUs although gloo can sum bfloat16."""
+    """Call torch's hook for bfloat16, with the name of the hook for float16.
+
+    torch refuses the name of its hook on CPUs, although gloo can sum bfloat16.
+    """
     return default_hooks.bf16_compress_hook(state, bucket)
 
 
-# With the annotations of a hook of torch's, because register_comm_hook checks them.
+# `wraps` copies the annotations of a hook of torch, because register_comm_hook checks them.
 @functools.wraps(post_localSGD_hook)
 def _exchange(hook: Any, bucket: Any) -> Any:
-    """Call the `exchange` method of a hook."""
+    """Call the method `exchange` of `hook`, in the form of a function that torch accepts as a hook."""
     return hook.exchange(bucket)
 
 
 class Compressed(CommHook):
-    """Send gradients as float16 or bfloat16, and store the mean as float32 again."""
+    """Communication hook that sends gradients as float16 or bfloat16, and returns their means as float32."""
 
     def __init__(self, model: DistributedDataParallel, name: str) -> None:
         hooks: dict[str, Callable[..., Any]] = {"fp16": default_hooks.fp16_compress_hook, "bf16": _bf16}
@@ -71,17 +74,20 @@ class Compressed(CommHook):
 
 
 class PowerSgd(CommHook):
-    """Send gradient matrices as two thin factors (Vogels et al. 2019, arXiv:1905.13727).
+    """Communication hook that sends each gradient matrix as two thin factors.
 
-    Each rank keeps the error of its compression and adds it to its next gradient. A step that is skipped,
-    because its gradients are not finite, leaves errors and factors as they were before the step.
+    Each rank keeps the error of its compression and adds it to its next gradient. If a step is skipped
+    because its gradients are not finite, the errors and factors from before the step are restored.
 
     Args:
         model: the wrapped model.
-        rank: the rank of the factors.
-        start_step: number of exchanges of whole gradients before the first factors.
-        layout: the options of DistributedDataParallel, which decide the parameters of each bucket.
-        loss_scale: returns the factor of the gradients, a scalar on their device; None: always 1.
+        rank: the rank of the factors: the number of columns of each.
+        start_step: number of exchanges of whole gradients before factors are sent.
+        layout: the options of DistributedDataParallel. They decide which parameters are in which bucket.
+        loss_scale: returns the loss scale, a scalar tensor on the device of the gradients. None: always 1.
+
+    Source:
+        Vogels et al., PowerSGD, 2019, arXiv:1905.13727.
     """
 
     def __init__(
@@ -114,18 +120,22 @@ class PowerSgd(CommHook):
 
         future = powerSGD_hook.powerSGD_hook(state, bucket)
         if self._device.type == "cpu":
-            # gloo's threads would start the messages of several buckets in any order.
+            # Wait here, because gloo's threads could start the messages of several buckets in any order.
             future.wait()
         return future
 
     def _prepare(self, bucket: Any) -> None:
-        """Bring the error of a bucket to the current loss scale, and remember its error and factors."""
+        """Rescale the error of a bucket to the current loss scale, and keep a copy of its error and factors.
+
+        The copy is made at the first exchange since an optimizer's step, and serves if the step is skipped.
+        """
         number = bucket.index()
         if self._stepped:
             self._stepped.clear()
             self._before.clear()
         elif number in self._before and not torch.isfinite(self._state.error_dict[number]).all():
-            # The program has skipped a step by itself, without a call of the optimizer.
+            # The error is not finite, and no optimizer has stepped since: the program has skipped the step
+            # itself.
             self._before[number].restore(self._state, number)
 
         if self._loss_scale is not None:
@@ -144,8 +154,8 @@ class PowerSgd(CommHook):
             optimizer.register_step_post_hook(self._after_step)
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
-        """Restore the errors if the step was skipped: its optimizer's parameters then have no gradients."""
-        # There was no exchange since the optimizer's last step.
+        """Restore the errors of an optimizer's parameters if none has a gradient: its step was skipped."""
+        # Nothing to restore: no gradients were exchanged since the last step of this optimizer.
         if id(optimizer) in self._stepped:
             return
 
@@ -160,7 +170,7 @@ class PowerSgd(CommHook):
         hook_state = self._state
         random = hook_state.rng.get_state(legacy=False)["state"]
 
-        # Errors are stored without the loss scale, which is another one when they are loaded.
+        # Divide by the loss scale, because the scale may be another one when the errors are loaded.
         errors = {
             number: error / self._scales.get(number, 1) for number, error in hook_state.error_dict.items()
         }
@@ -185,14 +195,14 @@ class PowerSgd(CommHook):
         self._stepped.clear()
 
     def _copied(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Copy tensors to the model's device: the hook changes them in place."""
+        """Return copies of tensors on the model's device, because the hook changes tensors in place."""
         return {bucket: tensor.to(self._device, copy=True) for bucket, tensor in tensors.items()}
 
 
 class _BucketMemory:
-    """The error and the factors that PowerSGD keeps of a bucket, at one moment.
+    """Snapshot of the error and the factors that torch's PowerSGD hook keeps for a bucket.
 
-    torch makes a new error in each exchange, and overwrites the factors in place.
+    The factors are copied, because torch overwrites them in place. It creates a new error in each exchange.
     """
 
     def __init__(self, state: powerSGD_hook.PowerSGDState, bucket: Any) -> None:
@@ -202,7 +212,7 @@ class _BucketMemory:
             memory[number].clone() if number in memory else None for memory in _factors_of(state)
         ]
         self._spans: dict[int, slice] = {}
-        """By the id of a parameter, its part of the error."""
+        """By the id of a parameter, the slice of the error that belongs to it."""
         begin = 0
         for parameter in bucket.parameters():
             self._spans[id(parameter)] = slice(begin, begin + parameter.numel())
@@ -211,12 +221,12 @@ class _BucketMemory:
     def restore(
         self, state: powerSGD_hook.PowerSGDState, number: int, parameters: Collection[int] | None = None
     ) -> None:
-        """Restore the error and the factors of a bucket.
+        """Write the error and the factors of the snapshot back into the state of torch's hook.
 
         Args:
             state: the state of torch's hook.
             number: the index of the bucket.
-            parameters: the ids of the parameters whose errors to restore; None: all of them.
+            parameters: the ids of the parameters whose errors are restored. None: all of the bucket.
         """
         spans = [span for key, span in self._spans.items() if parameters is None or key in parameters]
         if not spans:
@@ -225,7 +235,8 @@ class _BucketMemory:
         for span in spans:
             state.error_dict[number][span] = 0 if self._error is None else self._error[span]
 
-        # Factors only begin the search for better ones, so those of other parameters may go back as well.
+        # Restore the factors of all parameters of the bucket. Factors are only the start values of the next
+        # ones, so this does no harm to the other parameters.
         for memory, factors in zip(_factors_of(state), self._factors, strict=True):
             if factors is None:
                 memory.pop(number, None)
@@ -238,10 +249,14 @@ def _factors_of(state: powerSGD_hook.PowerSGDState) -> list[dict[int, torch.Tens
 
 
 class PostLocalSgd(CommHook):
-    """Average gradients within groups of ranks, and weights over all ranks every `period` steps.
+    """Communication hook that averages gradients within groups of ranks, and weights over all ranks.
 
-    Before `start_step` gradients are averaged over all ranks (Lin et al. 2018, arXiv:1808.07217). Afterwards
-    the replicas differ, so each rank's weights and optimizer belong to its state.
+    Before `start_step` gradients are averaged over all ranks. Afterwards the weights are averaged every
+    `period` steps. The replicas differ between two averages, so the state of each rank contains its weights
+    and optimizers.
+
+    Source:
+        Lin et al., Don't use large mini-batches, use local SGD, 2018, arXiv:1808.07217.
     """
 
     def __init__(
@@ -254,7 +269,7 @@ class PostLocalSgd(CommHook):
         self._period = period
         self._optimizers: list[Optimizer] = []
         self._steps: list[int] = []
-        """Of each optimizer, the steps on gradients that were averaged within groups only."""
+        """For each optimizer, its number of steps on gradients that were averaged within groups only."""
         self._is_local = False
         """Whether the last gradients were averaged within groups only."""
         model.register_comm_hook(self, _exchange)
@@ -271,7 +286,11 @@ class PostLocalSgd(CommHook):
         optimizer.register_step_post_hook(lambda *_: self._after_step(number))
 
     def _after_step(self, number: int) -> None:
-        """Average the weights of one optimizer in its first local step, and in every `period`-th after it."""
+        """Average the weights of an optimizer after its first local step, and then every `period` steps.
+
+        Args:
+            number: the index of the optimizer.
+        """
         if not self._is_local:
             return
         if self._steps[number] % self._period == 0:
@@ -282,7 +301,8 @@ class PostLocalSgd(CommHook):
         ids = {id(parameter) for parameter in self._model.parameters()}
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
-        # Parameters without a gradient too: ranks may skip different steps.
+        # Include parameters without a gradient: all ranks must average the same ones, but may skip different
+        # steps.
         with torch.no_grad():
             average([parameter for parameter in parameters if id(parameter) in ids])
 
@@ -321,7 +341,11 @@ class PostLocalSgd(CommHook):
 
 
 def _groups(group_ranks: int | None) -> list[list[int]]:
-    """Return the ranks of each group: `group_ranks` neighbouring ranks; None: the ranks of each node."""
+    """Divide all ranks into groups, and return the ranks of each group.
+
+    Args:
+        group_ranks: number of consecutive ranks in a group. None: a group for each node.
+    """
     keys = gather(socket.gethostname())
     if group_ranks is not None:
         keys = [str(rank // group_ranks) for rank in range(len(keys))]
@@ -333,7 +357,7 @@ def _groups(group_ranks: int | None) -> list[list[int]]:
 
 
 def _group_of_rank(groups: list[list[int]]) -> distributed.ProcessGroup:
-    """Create the process groups; return the group of this rank. All ranks call it."""
+    """Create a process group for each list of ranks, and return this rank's. All ranks must call it."""
     group, _ = distributed.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
         groups, timeout=collective_timeout()
     )

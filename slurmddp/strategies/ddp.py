@@ -1,10 +1,11 @@
 """Train data-parallel, with the same bucket layout in fresh and resumed runs.
 
-torch's DistributedDataParallel packs gradients into buckets. It repacks them before the second backward pass,
-in the order in which the first pass finished them. The layout decides the order of summation. So the first
-step of a resumed run would differ in the last bits on four gloo ranks (torch 2.13; a sum of two ranks has one
-order). `fix_bucket_layout` makes torch repack before the first step, in fresh and in resumed runs. For a
-static graph the layout is set without a pass, because torch would take that pass for the model's graph.
+torch's DistributedDataParallel puts gradients into buckets. It rebuilds the buckets before the second
+backward pass, in the order in which the first pass finished the gradients. The layout of the buckets decides
+the order of summation. So the first step of a resumed run would differ in the last bits on four gloo ranks
+(torch 2.13; a sum of two ranks has one order). `fix_bucket_layout` makes torch rebuild the buckets before the
+first step, in fresh and in resumed runs. For a static graph the layout is set without a backward pass,
+because torch would take that pass for the model's graph.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ if TYPE_CHECKING:  # Their imports take time, which only a training with these o
 
 
 class _Touch(nn.Module):
-    """A module that uses each trainable parameter once, in the order of registration.
+    """Stand-in for a model: its forward pass uses each parameter once, in the given order, times zero.
 
     Args:
-        parameters: the trainable parameters.
+        parameters: the trainable parameters of the model, in the order of registration.
         sparse: for each parameter, whether torch expects a sparse gradient.
     """
 
@@ -54,28 +55,29 @@ class _Touch(nn.Module):
 
 
 def fix_bucket_layout(model: DistributedDataParallel) -> None:
-    """Run one backward pass of zeros through `model`, from its last parameter to its first.
+    """Make torch build the final gradient buckets of `model` before the first step.
 
-    All ranks must call it. Parameters, buffers and random states stay unchanged, and gradients stay None.
-    Hooks of the model and its parameters do not run, nor do optimizers in the backward pass. Hooks on nodes
-    of autograd's graph do run.
+    One backward pass of zeros runs from the last parameter to the first. All ranks must call the function.
+    Parameters, buffers and random states stay unchanged, and gradients stay None. Hooks of the model and its
+    parameters do not run, nor do optimizers in the backward pass. Hooks on nodes of autograd's graph do run.
     """
     module = model.module
     broadcasts_buffers = model.broadcast_buffers
     trainable, sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
 
-    # _Touch replaces the model, not only its forward method, so that no hook of the model runs.
+    # Replace the model, and not only its forward method, so that no hook of the model runs.
     model.module = _Touch(trainable, sparse)
     model.broadcast_buffers = False
     try:
         with torch.enable_grad(), _without_hooks(trainable):
-            # With `device_ids`, as on GPUs, torch moves the arguments and fails if there are none (2.13).
+            # Pass None: with `device_ids`, as on GPUs, torch moves the arguments and fails without any
+            # (2.13).
             model(None).backward()
             for parameter in trainable:
                 parameter.grad = None
 
-            # torch repacks at the start of the next forward pass. Without no_sync, the first backward pass of
-            # the training would average gradients even within an accumulated step.
+            # torch rebuilds the buckets at the start of the next forward pass, so run one here. It must be in
+            # no_sync: otherwise the next backward pass would average gradients even within no_sync.
             with model.no_sync():
                 model(None)
     finally:
@@ -85,8 +87,8 @@ def fix_bucket_layout(model: DistributedDataParallel) -> None:
 
 @contextmanager
 def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Detach the hooks of `parameters`, which may change gradients or step an optimizer."""
-    # An empty dict, because torch calls post-accumulate hooks even after they are set to None (2.13).
+    """Remove the hooks of `parameters` meanwhile: they could change gradients or step an optimizer."""
+    # Set empty dicts, because torch calls post-accumulate hooks even after they are set to None (2.13).
     empty: dict[str, Any] = {
         "_backward_hooks": {},
         "_post_accumulate_grad_hooks": {},
@@ -108,14 +110,17 @@ def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 class _StaticGraph(DistributedDataParallel):
-    """DistributedDataParallel whose buckets hold parameters from last to first, from the first step on."""
+    """DistributedDataParallel with a static graph, and with the final bucket layout from the first step on.
+
+    The buckets contain the parameters from last to first.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.reducer._push_all_rebuilt_params()
         self.reducer._rebuild_buckets()
         self.knows_graph = False
-        """Whether a pass has begun in which torch learns the graph; it averages gradients in that pass."""
+        """Whether the first forward pass has begun: in it torch learns the graph and averages gradients."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         self.knows_graph |= torch.is_grad_enabled()
@@ -127,10 +132,10 @@ class _StaticGraph(DistributedDataParallel):
 
 
 class _RefuseUnaveraged:
-    """A hook before optimizer steps that refuses gradients which the ranks have not averaged.
+    """Hook before optimizer steps that raises ConfigError if a gradient was not averaged over the ranks.
 
-    torch averages the gradients of the parameters that require a gradient when the model is wrapped. Steps
-    on other parameters would let the replicas drift apart.
+    torch averages only gradients of parameters that require a gradient when the model is wrapped. Steps on
+    other parameters would make the replicas differ.
 
     Args:
         averaged: by id, the parameters whose gradients torch averages.
@@ -143,7 +148,7 @@ class _RefuseUnaveraged:
         """The optimizer's parameters whose gradients are not averaged."""
 
     def __call__(self, optimizer: Optimizer, *_: object) -> None:
-        # A program may add a group after any step.
+        # Compare the number of groups in each step, because a program may add a group after any step.
         if self._groups != len(optimizer.param_groups):
             self._groups = len(optimizer.param_groups)
             parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
@@ -152,15 +157,15 @@ class _RefuseUnaveraged:
         count = sum(parameter.grad is not None for parameter in self._unaveraged)
         if count:
             raise ConfigError(
-                f"The ranks don't average the gradients of {count} parameters, which were added to the "
-                "model, or began to require a gradient, after setup_model.",
+                f"The ranks don't average the gradients of {count} parameters of the optimizer, which were "
+                "added to the model, or began to require a gradient, after setup_model.",
                 hint="Let all parameters require a gradient in setup_model. Freeze some of them afterwards, "
                 "with strategy.find_unused_parameters=true.",
             )
 
 
 class Ddp:
-    """DistributedDataParallel; one process without a process group uses the bare model.
+    """Strategy of torch's DistributedDataParallel; one process without a process group uses the bare model.
 
     Args:
         find_unused_parameters: whether some parameters get no gradient in some steps.
@@ -170,16 +175,16 @@ class Ddp:
         comm_hook: "fp16" or "bf16": send gradients in that format; "powersgd": send low-rank factors;
             "post_local_sgd": average gradients within a node, and weights over all ranks every
             `average_every` steps. None: average gradients in float32.
-        hook_start_step: completed steps of plain averaging before "powersgd" (at least 2; None: 1000) or
-            "post_local_sgd" (None: 100) begins.
+        hook_start_step: number of first steps in which gradients are averaged without the hook "powersgd"
+            (at least 2; None: 1000) or "post_local_sgd" (None: 100).
         powersgd_rank: the rank of the factors of "powersgd"; None: 1.
         average_every: steps between two averages of the weights by "post_local_sgd"; None: 4.
-        group_ranks: number of neighbouring ranks that average gradients in each step of "post_local_sgd";
+        group_ranks: number of consecutive ranks that average gradients in each step of "post_local_sgd";
             None: the ranks of a node.
         zero_optimizer: whether the optimizer's state is sharded over the ranks (ZeRO stage 1).
 
     Raises:
-        ConfigError: a number is too small, or options don't fit together.
+        ConfigError: a number is too small, or two options exclude each other.
     """
 
     def __init__(
@@ -233,7 +238,7 @@ class Ddp:
         ):
             if value is not None and self._comm_hook not in hooks:
                 raise ConfigError(
-                    f"strategy.{name} is {value}, and comm_hook is {self._comm_hook}.",
+                    f"strategy.{name}={value} has no effect with comm_hook={self._comm_hook}.",
                     hint=f"Leave it out, or choose strategy.comm_hook={' or '.join(hooks)}.",
                 )
             if value is not None and value < minimum:
@@ -242,17 +247,17 @@ class Ddp:
         if self._options["static_graph"] and self._options["find_unused_parameters"]:
             raise ConfigError(
                 "strategy.static_graph and strategy.find_unused_parameters are both true.",
-                hint="Choose one: with a static graph torch finds unused parameters in the first step.",
+                hint="Set only static_graph: torch then finds unused parameters in the first step.",
             )
 
         if self._zero and self._comm_hook == "post_local_sgd":
             raise ConfigError(
                 "strategy.zero_optimizer does not work with comm_hook=post_local_sgd.",
-                hint="Choose one: ZeRO needs equal weights on all ranks.",
+                hint="Leave one of them out: ZeRO needs equal weights on all ranks.",
             )
 
     def set_loss_scale(self, scale: Callable[[], torch.Tensor]) -> None:
-        """Set the function that returns the factor of the gradients, in fp16."""
+        """Set the function that returns the loss scale, by which gradients are multiplied in fp16."""
         self._loss_scale = scale
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
@@ -271,7 +276,7 @@ class Ddp:
             if parameter.requires_grad:
                 self._averaged[id(parameter)] = parameter
 
-        # torch never repacks when it searches unused parameters.
+        # With find_unused_parameters torch never rebuilds the buckets, so there is nothing to fix.
         if not is_static and not self._options["find_unused_parameters"]:
             fix_bucket_layout(wrapped)
 
@@ -282,7 +287,7 @@ class Ddp:
         return wrapped
 
     def _make_hook(self, model: DistributedDataParallel, name: str) -> CommHook:
-        # Their imports take time, which other trainings save.
+        # Import them here, because the imports take time that trainings without a hook save.
         from slurmddp.strategies.comm_hooks import Compressed, PostLocalSgd, PowerSgd
 
         start_step = self._start_step
@@ -299,10 +304,10 @@ class Ddp:
         return Compressed(model, name)
 
     def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        """Return the optimizer to step: the given optimizer, or with `zero_optimizer` a sharded one.
+        """Return the optimizer that the training is to step: with `zero_optimizer` a sharded one.
 
         Args:
-            optimizer: the optimizer of parameters of `model`.
+            optimizer: an optimizer of parameters of `model`.
             model: the result of `wrap`.
         """
         if not isinstance(model, DistributedDataParallel):
@@ -323,7 +328,10 @@ class Ddp:
         return optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state of the hooks; prepare the optimizers for a save. All ranks call it."""
+        """Return the state of the hooks on this rank; empty if they have none. All ranks must call it.
+
+        Sharded optimizers gather their whole states, so that a checkpoint can save them.
+        """
         for optimizer in self._sharded:
             optimizer.consolidate()
 
@@ -335,7 +343,7 @@ class Ddp:
         return {"hooks": states, "comm_hook": self._comm_hook, "settings": settings}
 
     def reset(self) -> None:
-        """Return the hooks to their first states."""
+        """Restore the states that the hooks had when their models were wrapped."""
         for _, hook, first_state in self._hooks:
             hook.load_state_dict(first_state)
 
@@ -348,7 +356,8 @@ class Ddp:
         """Restore this rank's result of `state_dict`, after models and optimizers have got their states.
 
         Returns:
-            False if the state is left out: another strategy, another hook or other settings have saved it.
+            False if the state is ignored, because another strategy, another hook or other settings have saved
+            it.
         """
         pairs = self._with_saved(state)
         for hook, saved in pairs:
@@ -356,7 +365,7 @@ class Ddp:
         return bool(pairs)
 
     def _with_saved(self, state: dict[str, Any]) -> list[tuple[CommHook, dict[str, Any]]]:
-        """Return each hook with its saved state; nothing if other hooks or settings have saved the state."""
+        """Return each hook with its state in `state`; empty if other hooks or settings have saved `state`."""
         hooks = [hook for _, hook, _ in self._hooks]
         settings = [hook.settings for hook in hooks]
         if state.get("comm_hook") != self._comm_hook or state.get("settings", settings) != settings:
@@ -367,7 +376,7 @@ class Ddp:
         """Return a context whose backward passes do not average gradients.
 
         Raises:
-            ConfigError: the first pass of a static graph would not average gradients.
+            ConfigError: the graph is static and no forward pass has run. torch averages in its first pass.
         """
         if isinstance(model, _StaticGraph) and not model.knows_graph:
             raise ConfigError(

@@ -32,20 +32,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Fsdp:
-    """FSDP2; one process without a process group uses the bare model.
+    """Strategy of torch's FSDP2 (fully_shard); one process without a process group uses the bare model.
 
     Args:
-        wrap: class names of the modules that are gathered as one unit; None: the members of each ModuleList
-            and Sequential whose members have one class. All other parameters form one more unit.
+        wrap: class names of the modules whose parameters are gathered together, as one unit each. None: the
+            children of each ModuleList and Sequential whose children are all of one class. The remaining
+            parameters form one more unit.
         param_dtype: dtype of the gathered parameters: "float32", "bfloat16" or "float16"; None: unchanged.
         reduce_dtype: dtype in which gradients are summed; None: `param_dtype`.
         reshard_after_forward: whether the ranks free gathered parameters after the forward pass, and gather
-            them again for the backward pass: less memory, 1.5 times the messages.
-        activation_checkpointing: whether the backward pass computes the activations of each unit again
-            instead of keeping them.
+            them again for the backward pass. This takes less memory and 1.5 times the messages.
+        activation_checkpointing: whether the activations of each unit are freed after the forward pass, and
+            computed again in the backward pass.
 
     Raises:
-        ConfigError: there is no such dtype.
+        ConfigError: a dtype has another name than these three.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Fsdp:
         if not distributed.is_initialized():
             return model
 
-        # The import takes half a second, which other strategies save.
+        # Import here, because the import takes half a second, which other strategies save.
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         require_trainable(model)
@@ -88,13 +89,17 @@ class Fsdp:
             except (ValueError, NotImplementedError) as error:
                 raise ConfigError(
                     f"strategy=fsdp can't shard {type(module).__name__}: {error}",
-                    hint="Change this parameter, or use strategy=ddp.",
+                    hint="Change the model accordingly, or use strategy=ddp.",
                 ) from error
 
         return model
 
     def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        """Return the optimizer; raise ConfigError if it can't step sharded parameters."""
+        """Return `optimizer` unchanged.
+
+        Raises:
+            ConfigError: torch's implementation of the optimizer can't step sharded parameters.
+        """
         if has_shards(model) and isinstance(optimizer, _UNSHARDABLE_OPTIMIZERS):
             raise ConfigError(
                 f"torch's {type(optimizer).__name__} can't step the sharded parameters of strategy=fsdp.",
@@ -105,7 +110,7 @@ class Fsdp:
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        # A model without a process group is bare, and has no such method.
+        # Without a process group the model is not wrapped and lacks the method, so do nothing.
         set_sync = getattr(model, "set_requires_gradient_sync", lambda syncs: None)
         set_sync(False)
         try:
@@ -126,18 +131,20 @@ def _refuse_empty(model: nn.Module) -> None:
     if empty:
         raise ConfigError(
             f"strategy=fsdp can't shard {empty[0]} of {type(model).__name__}, a parameter without elements.",
-            hint="Leave it out of the model, let it require no gradient, or use strategy=ddp.",
+            hint="Remove the parameter, set its requires_grad to False, or use strategy=ddp.",
         )
 
 
 def units_of(model: nn.Module, classes: Sequence[str] | None = None) -> list[nn.Module]:
-    """Return the modules below `model` to gather as one unit each; no unit contains another.
+    """Return the modules of `model` whose parameters FSDP gathers together, as one unit each.
 
-    A module that shares a parameter with modules outside of it is no unit: torch gathers a parameter once.
+    No unit contains another unit. A module that shares a parameter with a module outside of it is no unit,
+    because a parameter can be in one unit only.
 
     Args:
         model: the module to shard.
-        classes: names of classes; None: the members of containers whose members have one class.
+        classes: class names of the units. None: the children of each ModuleList and Sequential whose children
+            are all of one class.
 
     Raises:
         ConfigError: the model has no module of a named class.
@@ -149,7 +156,7 @@ def units_of(model: nn.Module, classes: Sequence[str] | None = None) -> list[nn.
     for name in classes or ():
         if name not in present:
             raise ConfigError(
-                f"strategy.wrap names {name}, and {type(model).__name__} has no module of this class.",
+                f"strategy.wrap names {name}, but {type(model).__name__} has no module of this class.",
                 hint=near_matches(name, present),
             )
 
@@ -158,14 +165,14 @@ def units_of(model: nn.Module, classes: Sequence[str] | None = None) -> list[nn.
 
 
 def _uses(model: nn.Module) -> Counter[int]:
-    """Return the number of modules that hold each parameter, by its id."""
+    """Return the number of modules in `model` that own each parameter directly, by the parameter's id."""
     return Counter(
         id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False)
     )
 
 
 def _units(module: nn.Module, classes: Sequence[str] | None) -> Iterator[nn.Module]:
-    """Yield the units below a module, whether or not they share parameters with other modules."""
+    """Yield the units within `module` as `units_of` does, but also those that share parameters."""
     children = [child for child in module.children() if any(True for _ in child.parameters())]
     is_stack = isinstance(module, (nn.ModuleList, nn.Sequential)) and len({*map(type, children)}) == 1
 
@@ -173,7 +180,8 @@ def _units(module: nn.Module, classes: Sequence[str] | None) -> Iterator[nn.Modu
         if classes is not None:
             is_unit = type(child).__name__ in classes
         else:
-            # A list or dict of modules has no forward pass, before which torch could gather it.
+            # A ModuleList or ModuleDict is no unit: it has no forward pass, before which torch could gather
+            # it.
             is_unit = is_stack and not isinstance(child, (nn.ModuleList, nn.ModuleDict))
 
         if is_unit:

@@ -1,7 +1,7 @@
 """Serve strategy `parameter_server`: apply the gradients of all ranks to one set of weights.
 
-A rank's clock is the number of its steps. The server answers a rank's step c once every rank has taken
-c - staleness steps.
+A rank's clock is the number of steps that it has taken. A rank's step c ends when every rank has taken at
+least c - staleness steps.
 
 Source:
     Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NIPS 2013.
@@ -25,21 +25,23 @@ Values = Sequence[torch.Tensor | None]
 """A value for each parameter, in the order of the optimizer; None: the parameter has no gradient."""
 
 LEFT = -1
-"""The word of the last message of a rank."""
+"""The status of the last message of a rank, which takes no further step."""
 _WORD_BYTES = 8
 
 
 class MessageFormat:
-    """The layout of a message: the values of all parameters, a byte for each parameter, and a word.
+    """Layout of the messages between a rank and the server, as tensors of bytes.
 
-    The byte is 1 if the parameter has a value. The word is a signed integer of 64 bits.
+    A message contains a value for each parameter, then a byte for each parameter (1 if it has a value, else
+    0), and a status word: a signed integer of 64 bits.
 
     Args:
-        like: the parameters, whose shapes and dtypes the values have.
+        like: the parameters. The values have their shapes and dtypes.
     """
 
     def __init__(self, like: Sequence[torch.Tensor]) -> None:
-        # Larger elements come first, so that each value lies at a multiple of its element size.
+        # The dtypes with the largest elements come first, so that each value starts at a multiple of its
+        # element size.
         order = sorted(range(len(like)), key=lambda number: -like[number].element_size())
         self._like = like
         self._spans = [(0, 0)] * len(like)
@@ -54,11 +56,11 @@ class MessageFormat:
         self.bytes = begin + len(like) + _WORD_BYTES
 
     def empty(self) -> torch.Tensor:
-        """Return memory for a message."""
+        """Return an uninitialized message, to receive into."""
         return torch.empty(self.bytes, dtype=torch.uint8)
 
     def pack(self, values: Values, word: int = 0) -> torch.Tensor:
-        """Return a message with values and a word."""
+        """Return a message with the given values and status word."""
         message = self.empty()
         for view, value in zip(self._views(message), values, strict=True):
             if value is not None:
@@ -71,14 +73,14 @@ class MessageFormat:
         return message
 
     def unpack(self, message: torch.Tensor) -> Values:
-        """Return the values of a message, as views of the message's memory."""
+        """Return the values of a message, as views of the message; None for a parameter without a value."""
         present = message[self._values_bytes : -_WORD_BYTES].tolist()
         return [
             view if has_value else None for view, has_value in zip(self._views(message), present, strict=True)
         ]
 
     def word(self, message: torch.Tensor) -> int:
-        """Return the word of a message."""
+        """Return the status word of a message."""
         return int(message[-_WORD_BYTES:].clone().view(torch.int64))
 
     def _views(self, message: torch.Tensor) -> list[torch.Tensor]:
@@ -89,17 +91,17 @@ class MessageFormat:
 
 
 class GradientServer:
-    """The weights and the optimizer of all ranks, in the process of rank 0.
+    """Server in the process of rank 0 that owns the weights, and steps the optimizer for all ranks.
 
-    With `staleness` 0 it applies the mean of the gradients of one clock. Otherwise it applies each gradient
-    on arrival, with the learning rate divided by the number of ranks.
+    With `staleness` 0 it waits for the gradients of all ranks, and takes one step on their mean. Otherwise it
+    takes a step on each gradient on arrival, with the learning rate divided by the number of ranks.
 
     Args:
-        optimizer: steps the weights of the server from now on.
+        optimizer: the optimizer that steps the weights of the server from now on.
         given: the optimizer that rank 0's program steps, with rank 0's parameters and current settings.
         ranks: number of ranks.
-        staleness: most clocks by which a rank may be ahead of the slowest rank.
-        timeout_s: the longest wait for other ranks.
+        staleness: most steps by which a rank may be ahead of the slowest rank.
+        timeout_s: the longest wait for steps of other ranks, in seconds.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class GradientServer:
         self.staleness = Counter[int]()
         """Number of applied gradients, by the number of clocks of the slowest rank that they missed."""
         self._changed = threading.Condition()
-        """Guards all of the below; notified when clocks, gradients or the server's state have changed."""
+        """Lock of all attributes below; notified when clocks, gradients or the server's state change."""
         self._is_open = False
         self._clocks = dict.fromkeys(range(ranks), 0)
         """The steps of each rank that has not left."""
@@ -134,10 +136,10 @@ class GradientServer:
         self._failed: tuple[int, str] | None = None
         """A rank that failed, and the error."""
 
-    # Rank 0's program calls these.
+    # Methods for the program of rank 0.
 
     def open(self) -> None:
-        """Take over rank 0's weights, optimizer state and settings, unless the server has them."""
+        """Copy rank 0's weights, optimizer state and settings to the server, unless it is open already."""
         with self._changed, torch.no_grad():
             if self._is_open:
                 return
@@ -162,9 +164,9 @@ class GradientServer:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Give weights, optimizer state and settings back to rank 0; steps wait until the next `open`.
+        """Copy the server's weights, optimizer state and settings to rank 0; steps wait for the next `open`.
 
-        Call it while no rank is in a step.
+        Call it only while no rank is in a step.
         """
         with self._changed, torch.no_grad():
             if not self._is_open:
@@ -184,16 +186,16 @@ class GradientServer:
             for given_group, group in groups:
                 given_group.update({name: value for name, value in group.items() if name != "params"})
 
-    # Each other rank has a thread that runs `serve`.
+    # For each other rank, a thread in this process runs `serve`.
 
     def serve(self, rank: int, link: Link) -> None:
-        """Answer the steps of a rank until it leaves or fails."""
+        """Receive gradients of a rank and send weights back, step by step, until the rank leaves or fails."""
         message = self.format.empty()
         while True:
             try:
                 link.recv(message, rank)
             except Exception as error:
-                # A link's transport may raise errors of any class.
+                # Catch all classes of errors: a link's transport may raise any.
                 self._fail(rank, f"Rank {rank} has left the training: {error}")
                 return
 
@@ -214,10 +216,15 @@ class GradientServer:
                 return
 
     def exchange(self, rank: int, gradients: Values) -> torch.Tensor:
-        """Apply the gradients of a rank's step; return a message with weights once the rank may go on.
+        """Take a step of a rank on its gradients.
+
+        The call waits until the slowest rank is at most `staleness` steps behind this rank.
+
+        Returns:
+            A message with the current weights.
 
         Raises:
-            RankFailure: a rank has left, or ranks took no step within the time-out.
+            RankFailure: a rank has left or failed, or other ranks took no step within the time-out.
         """
         with self._changed:
             self._wait_until(lambda: self._is_open)
@@ -226,7 +233,7 @@ class GradientServer:
             self._waiting[rank] = gradients
 
             if self._staleness_bound > 0 or len(self._waiting) == self._ranks:
-                # In the order of ranks, so that a repetition has equal bits.
+                # Sum in the order of the ranks, so that a repeated training computes the same bits.
                 self._apply([self._waiting[other] for other in sorted(self._waiting)])
                 self._waiting.clear()
             self._changed.notify_all()
@@ -238,9 +245,9 @@ class GradientServer:
             return self._answer
 
     def leave(self, rank: int) -> None:
-        """Let the other ranks go on without a rank that has taken its last step.
+        """Stop waiting for a rank, which has taken its last step.
 
-        Without staleness, a later step of another rank fails: it needs the gradients of all ranks.
+        With staleness 0 the later steps of other ranks fail, because they need the gradients of all ranks.
         """
         with self._changed:
             if self._staleness_bound == 0:
@@ -250,13 +257,16 @@ class GradientServer:
                 self._changed.notify_all()
 
     def _lead(self, rank: int) -> int:
-        """Return by how many clocks a rank is ahead of the slowest rank."""
+        """Return by how many steps a rank is ahead of the slowest rank."""
         return self._clocks[rank] - min(self._clocks.values())
 
     def _apply(self, gradients: Sequence[Values]) -> None:
-        """Step on the mean of gradients, with the learning rate scaled by their share of all ranks."""
+        """Take an optimizer step on the mean of the gradients of some ranks.
+
+        The learning rate is multiplied by the number of these ranks, divided by the number of all ranks.
+        """
         for weight, *values in zip(self._weights.values(), *gradients, strict=True):
-            # A sum of 16-bit gradients could be infinite although their mean is not.
+            # Sum in float32 at least: a sum of 16-bit gradients could be infinite although their mean is not.
             dtype = torch.promote_types(weight.dtype, torch.float32)
             summands = [value.to(weight.device, dtype) for value in values if value is not None]
             if summands:
@@ -269,7 +279,7 @@ class GradientServer:
         self._take_settings()
         share = len(gradients) / self._ranks
         if share == 1:
-            # An optimizer without a learning rate can be stepped as well.
+            # Don't touch the learning rate here, so that optimizers without one work too.
             self._optimizer.step()
             return
 
@@ -282,7 +292,10 @@ class GradientServer:
             group["lr"] = rate
 
     def _take_settings(self) -> None:
-        """Take over the settings that a scheduler has changed; the optimizer may have changed others."""
+        """Copy the settings that rank 0's program or scheduler has changed since the last call.
+
+        Other settings stay, because the server's optimizer may have changed them.
+        """
         groups = zip(self._optimizer.param_groups, self._given.param_groups, self._settings, strict=True)
         for group, given_group, last_settings in groups:
             changed = {
@@ -292,9 +305,13 @@ class GradientServer:
             group.update({name: value for name, value in changed.items() if name != "params"})
 
     def _wait_until(self, is_met: Callable[[], bool]) -> None:
-        """Wait for a condition; raise RankFailure if a rank fails first, or at the time-out."""
+        """Wait until `is_met()` is true.
+
+        Raises:
+            RankFailure: a rank has failed, or the condition was not met within the time-out.
+        """
         if not self._changed.wait_for(lambda: is_met() or self._failed is not None, self._timeout_s):
-            # The slowest ranks keep the others waiting; before `open` that is rank 0.
+            # Name the ranks that this rank waits for: the slowest, and before `open` rank 0.
             late = [0]
             if self._is_open:
                 late = [rank for rank in self._clocks if self._lead(rank) == 0]
@@ -305,7 +322,11 @@ class GradientServer:
             raise RankFailure(self._failed[1])
 
     def _fail(self, rank: int, error: str) -> int:
-        """End all steps with an error; return the rank of the first error."""
+        """Let all current and later steps fail with `error`, unless another error came first.
+
+        Returns:
+            The rank that failed first.
+        """
         with self._changed:
             if self._failed is None:
                 self._failed = (rank, error)

@@ -20,14 +20,14 @@ from slurmddp.strategies.replicas import Replicas, average, trains
 
 
 class LocalSgd(Replicas):
-    """Train each replica alone, and average the weights of all ranks every few steps.
+    """Strategy that trains each replica alone, and averages the weights of all ranks every few steps.
 
-    Between two averages the replicas differ. So each rank's weights and optimizer belong to its part of a
-    checkpoint, and the model of a checkpoint is rank 0's replica.
+    Between two averages the replicas differ. So a checkpoint contains the weights and optimizers of each
+    rank, and its model is the replica of rank 0.
 
     Args:
         every: steps between two averages.
-        warmup_steps: number of first steps; the ranks average after each of them.
+        warmup_steps: number of first steps after each of which the weights are averaged.
 
     Raises:
         ConfigError: a number is too small.
@@ -50,10 +50,10 @@ class LocalSgd(Replicas):
         return model
 
     def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        """Return the optimizer; its steps average the weights that it trains.
+        """Return `optimizer`, with hooks in its steps that average the weights that it trains.
 
         Args:
-            optimizer: the optimizer of parameters of `model`, and perhaps of other models.
+            optimizer: an optimizer of parameters of `model`, and perhaps of other models.
             model: the result of `wrap`.
         """
         replica = self._replica_of(optimizer)
@@ -74,12 +74,15 @@ class LocalSgd(Replicas):
             replica.agree()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's counters, and its weights and optimizers if the replicas differ."""
+        """Return the number of steps of each optimizer on this rank, and what differs between the ranks.
+
+        These are the weights between two averages, and the states of the optimizers.
+        """
         replicas = [replica.state_dict() for replica in self._replicas]
         return {"strategy": type(self).__name__, "replicas": replicas}
 
     def reset(self) -> None:
-        """Forget all steps; weights and optimizers stay as they are."""
+        """Set the numbers of steps to 0; weights and optimizers stay as they are."""
         for replica in self._replicas:
             replica.load_state_dict({"steps": 0})
 
@@ -103,7 +106,7 @@ class LocalSgd(Replicas):
         """Restore this rank's result of `state_dict`, after models and optimizers have got their states.
 
         Returns:
-            False if the state is left out, because another strategy has saved it.
+            False if the state is ignored, because another strategy has saved it.
         """
         if not self._saved_by_same_strategy(state):
             return False
@@ -113,24 +116,26 @@ class LocalSgd(Replicas):
         return True
 
     def _saved_by_same_strategy(self, state: dict[str, Any]) -> bool:
-        # DiLoCo can't make replicas of `local_sgd` equal that are apart: it averages their changes only.
+        # DiLoCo must not load a state of local_sgd, whose replicas may differ. It averages only the changes
+        # of weights, so they would stay different.
         name = type(self).__name__
         return "replicas" in state and state.get("strategy", name) == name
 
 
 class DiLoCo(LocalSgd):
-    """Train each replica alone; every few steps an outer optimizer takes one step for all of them.
+    """Strategy that trains each replica alone; every few steps an outer optimizer steps the common weights.
 
-    The outer optimizer is SGD with Nesterov's momentum. Its gradient is the mean change of the replicas since
-    its last step. One exchange in `every` steps divides the traffic by `every`.
+    The outer optimizer is SGD with Nesterov momentum. Its gradient is the mean change of the replicas since
+    its last step. The ranks exchange weights only in one of `every` steps.
 
     Args:
         every: steps between two outer steps.
-        outer_lr: learning rate of the outer optimizer; 1 without momentum averages the weights.
+        outer_lr: learning rate of the outer optimizer. 1 without momentum averages the weights, as LocalSgd
+            does.
         outer_momentum: momentum of the outer optimizer; 0: none.
 
     Raises:
-        ConfigError: a number is too small, or the momentum is not below 1.
+        ConfigError: a number is too small, or the momentum is 1 or more.
     """
 
     def __init__(self, *, every: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> None:
@@ -150,10 +155,10 @@ class DiLoCo(LocalSgd):
 
 
 class _Replica:
-    """The weights of all models that one optimizer of this rank trains, and the number of its steps.
+    """The weights that one optimizer of this rank trains, of all models, and its number of steps.
 
     Args:
-        optimizer: the optimizer. It may get further groups of parameters later.
+        optimizer: the optimizer. A program may add groups of parameters to it later.
         models: all models of the training.
     """
 
@@ -177,10 +182,10 @@ class _Replica:
         return [buffer for buffer in self._models.buffers() if buffer.is_floating_point()]
 
     def begin(self) -> None:
-        """Prepare for a step."""
+        """Prepare for a step of the optimizer; called before each."""
 
     def agree(self) -> None:
-        """Make the replicas equal; all ranks call it after the same step."""
+        """Average the weights and buffers over all ranks, which call it after the same step."""
         with torch.no_grad():
             average([*self._weights, *self._buffers])
 
@@ -190,7 +195,8 @@ class _Replica:
             state["models"] = self._models.state_dict()
             state["optimizer"] = self._optimizer.state_dict()
         elif any(self._optimizer.state_dict()["state"].values()):
-            # The ranks have equal weights, but each rank has its own moments.
+            # The weights are equal on all ranks, but the optimizers' moments are not. So each rank saves its
+            # own.
             state["optimizer"] = self._optimizer.state_dict()
         return state
 
@@ -209,18 +215,18 @@ class _Replica:
 
 
 class _OuterReplica(_Replica):
-    """A replica whose weights follow an outer optimizer."""
+    """A replica whose weights are replaced, every few steps, by the weights of an outer optimizer."""
 
     def __init__(self, optimizer: Optimizer, models: Sequence[nn.Module], outer: dict[str, Any]) -> None:
         super().__init__(optimizer, models)
         self._settings = outer
         self._outer: SGD | None = None
-        """The outer optimizer; None before the first step, because a load may come before the step."""
+        """The outer optimizer; None before the first step, because a load may replace the weights before."""
         self._agreed: list[torch.Tensor] = []
         """The weights after the last outer step."""
 
     def begin(self) -> None:
-        """Start the outer optimizer, or give it the weights that the program has added."""
+        """Create the outer optimizer before the first step; later, add weights that the program has added."""
         if self._outer is None:
             self._start_outer(self._copied_weights())
             return
@@ -228,7 +234,8 @@ class _OuterReplica(_Replica):
         added = [weight.requires_grad_() for weight in self._copied_weights(len(self._agreed))]
         if added:
             self._agreed += added
-            # No group of their own: a load makes one group of all weights.
+            # Add them to the first group and not to a new one, because a load creates one group for all
+            # weights.
             self._outer.param_groups[0]["params"] += added
 
     def _copied_weights(self, first: int = 0) -> list[torch.Tensor]:
@@ -281,5 +288,5 @@ class _OuterReplica(_Replica):
         ]
         outer = self._start_outer(agreed)
         outer.load_state_dict(state["outer"])
-        # A resumed run may have another learning rate or momentum than the saved state.
+        # Use the settings of this run, which may differ from the saved ones: its learning rate and momentum.
         outer.param_groups[0].update(self._settings)

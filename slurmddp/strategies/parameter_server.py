@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 _IDLE = timedelta(days=365)
 """Longest wait of the server for the next step of one rank; ranks that wait for others have a time-out."""
 _MARGIN = timedelta(seconds=10)
-"""Time for the server's error to reach a rank, before the rank's own wait ends."""
+"""Seconds by which a rank waits longer than the server, so that the server's error reaches it in time."""
 
 
 class ParameterServer(Replicas):
-    """Send the gradients of all ranks to a server on rank 0, which owns the optimizer; receive its weights.
+    """Strategy in which ranks send gradients to a server on rank 0, and get the weights that it has stepped.
 
-    Rank 0 trains as well. All ranks call `state_dict` together. It waits for all steps, and afterwards all
-    ranks have the weights, buffers and optimizer state of rank 0.
+    Rank 0 trains as well. All ranks call `state_dict` at the same point of the training. It waits until the
+    server has applied all steps. Then all ranks have the weights, buffers and optimizer state of rank 0.
 
     Args:
-        staleness: most steps by which a rank may be ahead of the slowest rank. 0: each step is one step on
-            the mean of all gradients. Above 0: the server steps on each gradient as it arrives, with the
-            learning rate divided by the number of ranks.
+        staleness: most steps by which a rank may be ahead of the slowest rank. 0: the server takes each step
+            on the mean of the gradients of all ranks. Above 0: it takes a step on each gradient as it
+            arrives, with the learning rate divided by the number of ranks.
 
     Raises:
         ConfigError: `staleness` is below 0.
@@ -55,23 +55,23 @@ class ParameterServer(Replicas):
 
     def __init__(self, *, staleness: int = 0) -> None:
         if staleness < 0:
-            raise ConfigError(
-                f"strategy.staleness is {staleness}.", hint="Give 0 for a synchronous server, or more."
-            )
+            raise ConfigError(f"strategy.staleness is {staleness}.", hint="Give 0 (synchronous) or more.")
 
         self._staleness = staleness
         self.averages_gradients = staleness == 0
         self._models: list[nn.Module] = []
         self._served: list[ServedOptimizer] = []
         self._final_counts: dict[str, Any] = {}
-        """The counts of a training that has ended; empty before its end."""
+        """The result of `counts` at the end of the training; empty before."""
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         self._models.append(super().wrap(model, device))
         return model
 
     def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        """Return an optimizer whose steps are taken by the server, with rank 0's `optimizer`.
+        """Return an optimizer whose steps the server takes, with the `optimizer` of rank 0.
+
+        Without a process group, return `optimizer`.
 
         Raises:
             ConfigError: the server can't step the optimizer.
@@ -82,11 +82,11 @@ class ParameterServer(Replicas):
         return self._served[-1]
 
     def counts(self) -> dict[str, Any]:
-        """Return the messages and bytes that this rank has sent, and on rank 0 the staleness of gradients.
+        """Return counts of this rank's messages, and on rank 0 of the staleness of gradients.
 
         Returns:
-            `messages`, `bytes`; `staleness`: the number of applied gradients that missed 0, 1, 2, ... steps
-            of the slowest rank.
+            `messages` and `bytes`: the number of messages that this rank has sent, and their bytes.
+            `staleness`: a list with the number of gradients of staleness 0, 1, 2, ...; empty on other ranks.
         """
         if self._final_counts:
             return self._final_counts
@@ -100,11 +100,14 @@ class ParameterServer(Replicas):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Make all ranks equal, and return the counted staleness. All ranks call it, between two steps."""
+        """Give all ranks the server's weights and optimizer state, and return the counts of staleness.
+
+        All ranks must call it, between two steps.
+        """
         if not self._served:
             return {}
 
-        # After the barrier the server has applied the last step of each rank.
+        # Wait for all ranks: the server has then applied the last step of each rank.
         distributed.barrier()
         for served in self._served:
             served.settle()
@@ -116,12 +119,15 @@ class ParameterServer(Replicas):
         return {"staleness": [_as_list(served.staleness) for served in self._served]}
 
     def reset(self) -> None:
-        """Forget the counted staleness; `state_dict`, which each load calls first, has emptied the server."""
+        """Clear the counts of staleness.
+
+        The server has no weights to forget: each load calls `state_dict` first, which closes it.
+        """
         for served in self._served:
             served.staleness.clear()
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restore the counts of this rank's `state_dict`; return False if another strategy has saved it."""
+        """Restore the counts of a result of `state_dict`; return False if another strategy has saved it."""
         if "staleness" not in state:
             return False
         for served, counts in zip(self._served, state["staleness"], strict=False):
@@ -129,25 +135,32 @@ class ParameterServer(Replicas):
         return True
 
     def close(self) -> None:
-        """Leave the server; rank 0 waits until all ranks have. All ranks call it at an orderly end."""
+        """End this rank's use of the server; on rank 0, wait until all ranks have ended theirs.
+
+        All ranks call it at an orderly end. Rank 0 logs the counts of staleness.
+        """
         for served in self._served:
             served.leave()
 
         self._final_counts = self.counts()
         staleness = self._final_counts["staleness"]
         if staleness:
-            log.info("parameter server: gradients by staleness: %s (bound %d)", staleness, self._staleness)
+            log.info(
+                "parameter server: number of gradients with staleness 0, 1, 2, ...: %s (bound: %d)",
+                staleness,
+                self._staleness,
+            )
         self._served.clear()
 
 
 class ServedOptimizer(Optimizer):
-    """The optimizer that a rank's program steps: it sends gradients, and replaces weights by the server's.
+    """Optimizer of a rank whose step sends gradients to the server, and replaces the weights by the server's.
 
-    Settings that a program or a scheduler changes on rank 0 reach the server with its next step. The state is
-    complete on all ranks after `share_state`.
+    If a program or a scheduler changes settings on rank 0, the server uses them from the next step on. The
+    other ranks have the state of the optimizer only after `share_state`.
 
     Args:
-        optimizer: the optimizer of this rank's parameters; on rank 0 the server steps it from now on.
+        optimizer: the optimizer of this rank's parameters. On rank 0 the server steps it from now on.
         staleness: as for `ParameterServer`.
 
     Raises:
@@ -167,7 +180,8 @@ class ServedOptimizer(Optimizer):
         timeout = collective_timeout()
         self._timeout_s = timeout.total_seconds()
         rank = distributed.get_rank()
-        # A separate group: the program's collectives may run at the same time as the server's messages.
+        # Use a separate group, because the program's collectives may run at the same time as the server's
+        # messages.
         group = distributed.new_group(backend="gloo", timeout=_IDLE if rank == 0 else timeout + _MARGIN)
         if rank != 0:
             self.links = [CountedLink(GroupLink(group))]
@@ -181,11 +195,13 @@ class ServedOptimizer(Optimizer):
             self._threads.append(_start_thread(self._server.serve, other, link))
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Send the gradients; return with the server's weights, once the slowest rank is near enough.
+        """Send the gradients to the server, and replace the weights by the server's.
+
+        It waits until the slowest rank is at most `staleness` steps behind this rank.
 
         Raises:
-            ConfigError: there is a closure, or a sparse gradient.
-            RankFailure: a rank has left or is stuck, or the server has failed.
+            ConfigError: a closure was given, or a gradient is sparse.
+            RankFailure: a rank has left or took no step within the time-out, or the server has failed.
         """
         gradients = [parameter.grad for parameter in self._parameters]
         has_sparse = any(gradient is not None and gradient.is_sparse for gradient in gradients)
@@ -201,7 +217,11 @@ class ServedOptimizer(Optimizer):
                 parameter.copy_(weight)
 
     def _exchange(self, gradients: Values) -> torch.Tensor:
-        """Return the server's message with weights."""
+        """Send gradients to the server, and return its answer: a message with weights.
+
+        Raises:
+            RankFailure: the server or another rank has failed.
+        """
         if self._server is not None:
             self._server.open()
             return self._server.exchange(0, gradients)
@@ -221,29 +241,29 @@ class ServedOptimizer(Optimizer):
         return answer
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters before the server has begun; raise ConfigError afterwards."""
-        # torch's constructor adds the first groups by this method, before there is a format of messages.
+        """Refuse a group of parameters that is added after `setup_optimizer`, with a ConfigError."""
+        # torch's constructor adds the first groups by this method too, before `_format` is set. Accept those.
         if hasattr(self, "_format"):
             raise ConfigError(
-                "A group of parameters was added after setup_optimizer, and the server does not know it.",
+                "A group of parameters was added after setup_optimizer, so the server does not know it.",
                 hint="Add all groups before d.setup_optimizer(optimizer).",
             )
 
         super().add_param_group(param_group)
 
     def settle(self) -> None:
-        """Give rank 0 the weights and the state of the server; do nothing on other ranks."""
+        """Copy the weights and the state of the server to rank 0's optimizer; do nothing on other ranks."""
         if self._server is not None:
             self._server.close()
 
     def share_state(self) -> None:
-        """Give all ranks the state of rank 0."""
+        """Load the state of rank 0's optimizer on all other ranks; all ranks must call it."""
         state = from_zero(self.state_dict() if self._server is not None else None)
         if self._server is None and state is not None:
             load_optimizer(self, state)
 
     def leave(self) -> None:
-        """Report that this rank takes no further step; on rank 0, wait until all ranks have done so."""
+        """Report to the server that this rank takes no further step; on rank 0, wait for all reports."""
         if self._server is None:
             self.links[0].send(self._format.pack([None] * len(self._parameters), LEFT), 0)()
             return
@@ -254,7 +274,7 @@ class ServedOptimizer(Optimizer):
 
 
 def _check(optimizer: Optimizer, staleness: int) -> None:
-    """Raise ConfigError if the server can't step an optimizer."""
+    """Raise ConfigError if the server can't step `optimizer` with this staleness."""
     kind = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
@@ -264,14 +284,14 @@ def _check(optimizer: Optimizer, staleness: int) -> None:
 
     if staleness and not all("lr" in group for group in optimizer.param_groups):
         raise ConfigError(
-            f"strategy.staleness={staleness} divides learning rates by the number of ranks, and this {kind} "
+            f"strategy.staleness={staleness} divides learning rates by the number of ranks, but this {kind} "
             "has none.",
-            hint="Use strategy.staleness=0, or an optimizer with a setting lr.",
+            hint="Use strategy.staleness=0, or an optimizer with a learning rate (lr).",
         )
 
     if staleness and isinstance(optimizer, torch.optim.Rprop):
         raise ConfigError(
-            f"strategy.staleness={staleness} divides learning rates by the number of ranks, and the lr of "
+            f"strategy.staleness={staleness} divides learning rates by the number of ranks, but the lr of "
             "Rprop is the size of its first step only: N gradients would move the weights N times as far.",
             hint="Use strategy.staleness=0, or an optimizer whose steps are proportional to lr.",
         )
@@ -286,5 +306,5 @@ def _start_thread(serve: Callable[..., None], rank: int, link: CountedLink) -> t
 
 
 def _as_list(counts: Counter[int]) -> list[int]:
-    """Return the counts of 0, 1, 2, ... missed steps."""
+    """Return a list whose element i is the count of staleness i."""
     return [counts[missed] for missed in range(max(counts, default=-1) + 1)]

@@ -19,12 +19,12 @@ def require_trainable(model: nn.Module) -> None:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
             f"{type(model).__name__} has no parameter that requires a gradient.",
-            hint="Call it directly, without setup_model, if it is not meant to be trained.",
+            hint="If the model is not to be trained, call it directly, without setup_model.",
         )
 
 
 def refuse_sparse(model: nn.Module, setting: str) -> None:
-    """Raise ConfigError if an embedding of a model has sparse gradients."""
+    """Raise ConfigError if an embedding of `model` has sparse gradients; `setting` begins the message."""
     embeddings = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
     if any(embedding.sparse for embedding in embeddings):
         raise ConfigError(
@@ -34,7 +34,7 @@ def refuse_sparse(model: nn.Module, setting: str) -> None:
 
 
 def broadcast_from_rank_zero(model: nn.Module) -> None:
-    """Replace a model's parameters and buffers by the values of rank 0; all ranks call it."""
+    """Replace a model's parameters and buffers by those of rank 0; all ranks must call it."""
     with torch.no_grad():
         for value in (*model.parameters(), *model.buffers()):
             distributed.broadcast(value.detach(), src=0)
@@ -64,23 +64,30 @@ def average(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def collective_timeout() -> timedelta:
-    """Return the time-out of the default group's collectives, for a new group: torch doesn't inherit it."""
+    """Return the time-out of the default process group, for new groups, which torch does not give it."""
     store: Any = distributed.distributed_c10d._get_default_store()
     timeout: timedelta = store.timeout
     return timeout
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Return whether an optimizer has a parameter of a model."""
+    """Return whether `optimizer` has a parameter of `model`."""
     ids = {id(parameter) for parameter in model.parameters()}
     return any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
 
 
 class Replicas:
-    """The base of strategies whose exchange is part of the optimizer's step: the model stays unwrapped."""
+    """Base class of strategies in which ranks exchange weights or gradients in the optimizer's step.
+
+    The model is not wrapped.
+    """
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Return the model, with the weights of rank 0; raise ConfigError if it can't be trained."""
+        """Give `model` the weights and buffers of rank 0, and return it.
+
+        Raises:
+            ConfigError: no parameter requires a gradient.
+        """
         if distributed.is_initialized():
             require_trainable(model)
             broadcast_from_rank_zero(model)
@@ -90,5 +97,5 @@ class Replicas:
         return model
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context without effect: a backward pass exchanges nothing."""
+        """Return a context without effect, because no backward pass exchanges gradients."""
         return nullcontext()

@@ -1,10 +1,10 @@
 """Train data-parallel, with gradients averaged by an algorithm of slurmddp.collectives.
 
-DistributedDataParallel hands over each bucket of gradients as soon as it is full, and goes on with the
+DistributedDataParallel calls the hook for each bucket of gradients as soon as it is full, and continues the
 backward pass. Meanwhile a thread averages the buckets in their order.
 
-torch compares the hook's annotation with GradBucket. Therefore the module has no `from __future__ import
-annotations`.
+This module has no `from __future__ import annotations`, because torch compares the hook's annotation with the
+class GradBucket.
 """
 
 import weakref
@@ -27,10 +27,10 @@ Averaged = torch.futures.Future[torch.Tensor]
 
 
 def ddp_hook(algorithm: str = "ring") -> Callable[[Link, GradBucket], Averaged]:
-    """Return a communication hook for DistributedDataParallel; its state is the link of this rank.
+    """Return a communication hook for DistributedDataParallel that averages gradients over a link.
 
-    A thread sends and receives, so nothing else may use the link's group. On GPUs the hook works in the
-    stream of the backward pass instead.
+    Register it with the link of this rank as its state. A thread of the hook sends and receives, so nothing
+    else may use the link's group. On GPUs the hook works in the stream of the backward pass instead.
 
     Args:
         algorithm: a name of `slurmddp.collectives.ALGORITHMS`.
@@ -59,7 +59,7 @@ def ddp_hook(algorithm: str = "ring") -> Callable[[Link, GradBucket], Averaged]:
 
         return operation.get_future().then(lambda done: done.value()[0])
 
-    # The thread ends with the hook, and before the interpreter.
+    # End the thread when the hook is deleted, or before the interpreter ends.
     weakref.finalize(average, queue.end)
     return average
 
@@ -70,7 +70,7 @@ def _check(algorithm: str) -> None:
 
 
 class Ring(Ddp):
-    """Average gradients by a readable all-reduce, overlapped with the backward pass.
+    """Strategy that averages gradients by an all-reduce of slurmddp.collectives, during the backward pass.
 
     Args:
         algorithm: a name of `slurmddp.collectives.ALGORITHMS`: "ring", "halving_doubling", "tree",
@@ -107,7 +107,8 @@ class Ring(Ddp):
             if self._average is None:
                 self._average = ddp_hook(self._algorithm)
 
-            # A separate group: the program's collectives may run at the same time as the thread's messages.
+            # Use a separate group, because the program's collectives may run at the same time as the thread's
+            # messages.
             group = distributed.new_group(timeout=collective_timeout())
             wrapped.register_comm_hook(GroupLink(group), self._average)
 

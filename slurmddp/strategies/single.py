@@ -11,7 +11,10 @@ from slurmddp.errors import MismatchError
 
 
 class Single:
-    """Train in one process; raise MismatchError on several ranks, whose replicas would drift apart."""
+    """Strategy for one process, which uses the bare model.
+
+    `wrap` raises MismatchError on several ranks, whose replicas would differ.
+    """
 
     name = "single"
 
@@ -32,10 +35,10 @@ class Single:
 
 
 class DataParallel(Single):
-    """Split each batch over the visible GPUs of one process; with one GPU or none, the bare model.
+    """Strategy that splits each batch over the visible GPUs of one process; without several, the bare model.
 
-    torch's DataParallel copies the model to every GPU and gathers the outputs in each step, under one
-    interpreter lock. torch advises DistributedDataParallel even on one machine, so this is for comparison.
+    In each step torch's DataParallel copies the model to every GPU and gathers the outputs, in one process.
+    torch recommends DistributedDataParallel even on one machine. So this strategy is for comparisons.
     """
 
     name = "data_parallel"

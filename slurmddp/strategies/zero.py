@@ -16,20 +16,20 @@ from slurmddp.errors import ConfigError
 
 
 class ShardedOptimizer(ZeroRedundancyOptimizer):
-    """An optimizer whose state is sharded over the ranks, and complete in checkpoints."""
+    """Optimizer whose state is sharded over the ranks, but gathered for checkpoints."""
 
     def consolidate(self) -> None:
-        """Gather the whole state into the memory of each rank's host, for `state_dict`. All ranks call it."""
+        """Gather the whole state on each rank's CPU, for the next `state_dict`. All ranks must call it."""
         self._all_state_dicts = gather(self.optim.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a whole state."""
-        # torch would keep the state of a parameter that has none in `state_dict`.
+        """Load a whole state; each rank keeps the part of its parameters."""
+        # Clear first: torch would keep the old state of a parameter that has no state in `state_dict`.
         self.optim.state.clear()
         super().load_state_dict(state_dict)
 
     def step(self, *args: Any, **options: Any) -> float | None:  # type: ignore[override]
-        # A state that was gathered before the step must never be saved after it.
+        # Delete the gathered state, so that a state from before this step is never saved after it.
         self._all_state_dicts = []
         loss: float | None = super().step(*args, **options)
         return loss
@@ -42,10 +42,11 @@ def shard(optimizer: Optimizer) -> ShardedOptimizer:
         ConfigError: the optimizer has taken a step, or torch can't shard it.
     """
     kind = type(optimizer)
-    # Adagrad has a state before its first step, and so has the new optimizer.
+    # Look at the step numbers: Adagrad has a state before its first step, which the new optimizer creates
+    # too.
     if any(float(state.get("step", 1)) for state in optimizer.state.values() if state):
         raise ConfigError(
-            f"This {kind.__name__} has a state already, which zero_optimizer can't spread.",
+            f"This {kind.__name__} has a state from earlier steps, which zero_optimizer can't shard.",
             hint="Call setup_optimizer before the first step and before load.",
         )
 
@@ -56,6 +57,6 @@ def shard(optimizer: Optimizer) -> ShardedOptimizer:
         return ShardedOptimizer(groups, kind, **defaults)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"strategy.zero_optimizer can't spread this {kind.__name__}: {error}",
-            hint="Take an optimizer of torch, dense parameters of one dtype, or zero_optimizer=false.",
+            f"strategy.zero_optimizer can't shard this {kind.__name__}: {error}",
+            hint="Use an optimizer of torch with dense parameters of one dtype, or zero_optimizer=false.",
         ) from error
