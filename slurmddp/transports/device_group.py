@@ -13,10 +13,10 @@ from slurmddp.transports.named_group import NamedGroup
 
 
 class DeviceGroup(NamedGroup):
-    """A process group that passes each operation to the group of its tensors' device.
+    """Process group that passes each operation to the group for the device of its tensors.
 
     Args:
-        groups: a process group for each type of device; the first group runs barriers.
+        groups: a process group for each type of device, such as `cpu`. The first group runs barriers.
     """
 
     def __init__(self, groups: Mapping[str, distributed.ProcessGroup]) -> None:
@@ -37,16 +37,16 @@ class DeviceGroup(NamedGroup):
 
 
 def _route(name: str) -> Callable[..., Any]:
-    """Return the method of `DeviceGroup` for an operation."""
+    """Return a method for `DeviceGroup` that calls the method `name` of the group for the tensors' device."""
 
     def call(self: DeviceGroup, *arguments: Any, **options: Any) -> Any:
         leaves = _pytree.tree_leaves(arguments)
         devices = [value.device.type for value in leaves if isinstance(value, torch.Tensor)]
-        # A barrier has no tensor.
+        # A barrier has no tensor, so the first group runs it.
         device = devices[0] if devices else next(iter(self._groups))
         if device not in self._groups:
             raise ValueError(
-                f"{name} of a tensor on {device}, but the backends are for {', '.join(self._groups)}."
+                f"{name} got a tensor on {device}, but the backends are for {', '.join(self._groups)}."
             )
 
         return getattr(self._groups[device], name)(*arguments, **options)

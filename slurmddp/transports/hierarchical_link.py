@@ -26,13 +26,15 @@ from slurmddp.transports.shared_memory import SharedMemoryLink
 
 
 class HierarchicalLink:
-    """A link between all ranks of all hosts that implements all-reduce and broadcast itself.
+    """Link between all ranks of all hosts: shared memory within a host, gloo between hosts.
+
+    It implements all-reduce and broadcast itself.
 
     Args:
-        store: the store by which the ranks find each other.
+        store: the key-value store through which the ranks find each other.
         rank: the rank of this process.
         world_size: number of ranks.
-        timeout: the longest wait for another rank.
+        timeout: the longest wait for another rank in an operation.
 
     Raises:
         ConfigError: the hosts have different numbers of ranks.
@@ -58,24 +60,24 @@ class HierarchicalLink:
         group = distributed.ProcessGroupGloo(network_store, rank, world_size, timeout)
         self._network = _GlooLink(group)
         self._between = _SubLink(self._network, [ranks[place] for ranks in self._hosts])
-        """A link to the ranks of all hosts that have this rank's place on their host."""
+        """A link to those ranks of other hosts that have the same local rank as this rank."""
 
     def _host_of(self, rank: int) -> int:
-        """Return the number of a rank's host."""
+        """Return the index of a rank's host in `_hosts`."""
         return next(number for number, ranks in enumerate(self._hosts) if rank in ranks)
 
     def all_reduce(self, flat: torch.Tensor, op: Any = ReduceOp.SUM) -> Any:
-        """Reduce a tensor in place; all ranks end with equal bits.
+        """Reduce a tensor over all ranks, in place; the result has equal bits on all ranks.
 
-        Each host reduces in its shared memory. Each rank of a host then reduces one share with the other
-        hosts, on a ring. The shares are gathered in the shared memory of each host.
+        Each host first reduces in its shared memory. Then each rank of a host reduces one share of the result
+        with the other hosts, on a ring. At last each host gathers the shares in its shared memory.
 
         Args:
             flat: a contiguous tensor of one dimension, of equal length and dtype on all ranks.
             op: `torch.distributed.ReduceOp.SUM`, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
 
         Returns:
-            None; NotImplemented for another reduction.
+            None. NotImplemented for other reductions, which the caller must then do.
         """
         combine = COMBINE.get(op)
         if combine is None:
@@ -90,39 +92,46 @@ class HierarchicalLink:
         return None
 
     def broadcast(self, flat: torch.Tensor, source: int) -> None:
-        """Fill a contiguous tensor of one dimension with the tensor of rank `source`."""
+        """Replace `flat`, which is contiguous and of one dimension, by the tensor of rank `source`."""
         host = self._host_of(source)
         place = self._hosts[host].index(source)
-        # On each host, the rank at the source's place receives over the network.
+        # On each host, the rank with the same local rank as the source receives over the network.
         if self._local.rank == place:
             broadcast(flat, self._between, host)
         self._local.broadcast(flat, place)
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], object]:
-        """Start to send a contiguous tensor; return a function that waits until its memory may change."""
+        """Start to send a contiguous tensor to rank `to`.
+
+        Return a function that waits until the memory of the tensor may change.
+        """
         link, place = self._link_to(to)
         return link.send(tensor, place)
 
     def recv(self, tensor: torch.Tensor, source: int) -> None:
-        """Fill a contiguous tensor, of the sent shape and dtype, with the next message of `source`."""
+        """Receive the next message of `source` into a contiguous tensor of the same shape and dtype."""
         link, place = self._link_to(source)
         link.recv(tensor, place)
 
     def close(self) -> None:
-        """Release the shared memory; the ranks need not call it together."""
+        """Release the shared memory of this rank; it waits for no other rank."""
         self._local.close()
 
     def _link_to(self, rank: int) -> tuple[Link, int]:
-        """Return the link to a rank, and the rank's number on this link."""
+        """Return the link to a rank (shared memory or network), and the rank's number on this link."""
         if rank in self._local_ranks:
             return self._local, self._local_ranks.index(rank)
         return self._network, rank
 
     def _gather_shares(self, shares: Sequence[torch.Tensor]) -> None:
-        """Gather the shares of all ranks of this host on each of them."""
+        """Give all ranks of this host the shares of the others.
+
+        Args:
+            shares: one share for each local rank; this rank's is set, and the others are filled.
+        """
         length = max(map(len, shares))
         share = shares[self._local.rank]
-        # Lengths differ by one element at most, and an all-gather needs equal lengths.
+        # Pad the share: an all-gather needs equal lengths, and shares differ by at most one element.
         padded = share
         if len(share) < length:
             padded = torch.cat([share, share.new_zeros(length - len(share))])
@@ -134,7 +143,7 @@ class HierarchicalLink:
 
 
 class _GlooLink:
-    """Messages over a group of gloo that torch.distributed does not know."""
+    """Link over a gloo group that is not registered in torch.distributed."""
 
     def __init__(self, group: distributed.ProcessGroupGloo) -> None:
         self._group: Any = group
@@ -150,7 +159,7 @@ class _GlooLink:
 
 
 class _SubLink:
-    """A link between some ranks of another link."""
+    """Link between some of the ranks of another link, which are numbered from 0."""
 
     def __init__(self, link: Link, ranks: Sequence[int]) -> None:
         self._link = link
@@ -166,15 +175,19 @@ class _SubLink:
 
 
 def _host_of_this_rank() -> str:
-    """Return a text that is equal for two ranks of one host.
+    """Return a string that identifies the host and the network namespace of this rank.
 
-    Ranks in different network namespaces, such as nodes of the sandbox, count as ranks of different hosts.
+    So ranks in different network namespaces, such as nodes of the sandbox, count as ranks of different hosts.
     """
     return f"{host_identity()}/{Path('/proc/self/ns/net').readlink()}"
 
 
 def _ranks_by_host(store: distributed.Store, rank: int, world_size: int) -> list[list[int]]:
-    """Return the ranks of each host, in the order of their first ranks; all ranks call it."""
+    """Return the ranks of each host; the hosts are in the order of their first ranks. All ranks must call it.
+
+    Raises:
+        ConfigError: the hosts have different numbers of ranks.
+    """
     store.set(f"host-of/{rank}", _host_of_this_rank())
     # `get` waits until the other rank has set its host.
     hosts: dict[str, list[int]] = {}
@@ -185,7 +198,7 @@ def _ranks_by_host(store: distributed.Store, rank: int, world_size: int) -> list
     if len(set(counts)) > 1:
         raise ConfigError(
             f"backend=hierarchical: the hosts have {', '.join(map(str, counts))} ranks.",
-            hint="Give all nodes equally many ranks, or use backend=gloo.",
+            hint="Start the same number of ranks on each node, or use backend=gloo.",
         )
 
     return list(hosts.values())

@@ -4,7 +4,7 @@
 The module implements torch's interface of a group; `operations`, `ring` and `halving_doubling` do the work.
 """
 
-# Torch's stub declares second forms of these methods, which only its C++ code takes.
+# torch's stub declares overloads of these methods that only its C++ code accepts, so mypy reports overrides.
 # mypy: disable-error-code="override"
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ COMBINE: dict[Any, Combine] = {
 
 
 class LinkGroup(NamedGroup):
-    """A process group of torch that builds all collectives from `send` and `recv` of a link.
+    """Process group of torch that builds all collectives from `send` and `recv` of a link.
 
-    Operations of one rank run in the order of its calls, so all ranks call them in the same order. Calls
-    with `async_op=True` return at once, and a thread of the group does the work. An `irecv` runs when it is
-    waited for, or before the next operation other than a send.
+    The operations of a rank run in the order of its calls, so all ranks must call them in the same order.
+    Calls with `async_op=True` return at once, and a thread of the group does the work. An `irecv` runs when
+    the program waits for it, or before the next operation other than a send.
 
-    A link may implement some operations itself, and the group then calls them. An operation returns
-    NotImplemented, on all ranks alike, to leave the call to the group:
+    A link may implement the following operations itself. The group then calls them. If one returns
+    NotImplemented, which it must do on all ranks, the group does the work:
 
         all_reduce(flat, op): reduce in place; `op` is `torch.distributed.ReduceOp.SUM`, PRODUCT, MIN, ...
         broadcast(flat, source): fill `flat` with the tensor of rank `source`.
@@ -67,7 +67,8 @@ class LinkGroup(NamedGroup):
 
     Args:
         link: the link of this rank.
-        timeout: the longest wait for an operation in the thread. A link bounds its own waits.
+        timeout: the longest wait for an operation that runs in the thread. Waits within the link have a
+            time-out of the link.
 
     Example:
         group = LinkGroup(MyTransport(store, rank, world_size, timeout), timeout)
@@ -80,13 +81,14 @@ class LinkGroup(NamedGroup):
         self._queue = OperationQueue()
         self._receives: deque[Operation] = deque()
         """Receives that nobody waits for yet; they are not queued, so a later send may run before them."""
-        # At exit too: a thread within torch's code would abort the process when the interpreter ends it.
+        # End the thread with the group, and at exit: the interpreter would abort if it ended a thread within
+        # torch's code.
         self._end = weakref.finalize(self, self._queue.end)
 
     def getBackendName(self) -> str:  # torch calls it by this name
         return type(self._link).__name__
 
-    # --- reductions
+    # --- operations that reduce tensors
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> distributed.Work:
         def run() -> None:
@@ -133,7 +135,7 @@ class LinkGroup(NamedGroup):
 
         return self._start("reduce_scatter", run, outputs, opts)
 
-    # --- copies
+    # --- operations that copy tensors
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> distributed.Work:
         def run() -> None:
@@ -182,7 +184,7 @@ class LinkGroup(NamedGroup):
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any
     ) -> distributed.Work:
         def run() -> None:
-            # Only the root has outputs.
+            # `outputs` is empty on all ranks but the root.
             targets = outputs[0] if outputs else []
             parts = [_flat(target) for target in targets]
             operations.gather(parts, _flat(inputs[0]), self._link, opts.rootRank)
@@ -195,7 +197,7 @@ class LinkGroup(NamedGroup):
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
     ) -> distributed.Work:
         def run() -> None:
-            # Only the root has inputs.
+            # `inputs` is empty on all ranks but the root.
             parts = [_flat(part) for part in inputs[0]] if inputs else []
             with _Flat(outputs[0]) as flat:
                 operations.scatter(flat, parts, self._link, opts.rootRank)
@@ -235,7 +237,7 @@ class LinkGroup(NamedGroup):
 
         return self._start("barrier", run, [], opts)
 
-    # --- from one rank to another
+    # --- messages from one rank to another
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> distributed.Work:
         self._refuse_tag(tag)
@@ -258,12 +260,13 @@ class LinkGroup(NamedGroup):
     def _refuse_tag(self, tag: int) -> None:
         if tag:
             raise NotImplementedError(
-                f"{self.getBackendName()} sends messages in their order, without tags: leave `tag={tag}` out."
+                f"{self.getBackendName()} supports no tags, because messages arrive in the sends' order. "
+                f"Leave out tag={tag}."
             )
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> distributed.Work:
         raise NotImplementedError(
-            f"{self.getBackendName()} receives from a given rank only: name the source (`src=`)."
+            f"{self.getBackendName()} can't receive from any rank: give the source (`src=`)."
         )
 
     # --- the names of torch before 2.13
@@ -277,17 +280,17 @@ class LinkGroup(NamedGroup):
     # --- the group itself
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Do nothing: the operations that follow run in their order."""
+        """Do nothing, because operations are not coalesced: they run one after the other."""
 
     def _end_coalescing(self, device: torch.device) -> distributed.Work:
         self._put_receives()
-        # torch waits for this operation, which runs after all others.
+        # Return an operation that runs after the coalesced operations, so that torch waits for all of them.
         return self._later("coalesced operations", lambda: None, [])
 
     def shutdown(self) -> None:
-        """End the thread and the link; torch calls it in `destroy_process_group`."""
+        """End the thread and close the link; torch calls it in `destroy_process_group`."""
         self._end()
-        # A user's link need not have the method.
+        # `close` is optional in a link.
         getattr(self._link, "close", lambda: None)()
 
     abort = shutdown
@@ -295,11 +298,23 @@ class LinkGroup(NamedGroup):
     def _start(
         self, name: str, run: Callable[[], object], outputs: Sequence[Any], opts: Any
     ) -> distributed.Work:
-        """Run a collective after all earlier operations: in the thread if the caller does not wait."""
+        """Run a collective after all earlier operations.
+
+        It runs in the thread if the call is asynchronous or other operations are queued, else in the caller.
+
+        Args:
+            name: the name of the collective, for errors.
+            run: does the work.
+            outputs: the tensors that the handle's `result()` returns.
+            opts: torch's options of the collective.
+
+        Returns:
+            The handle of the operation.
+        """
         if self._receives:
             self._put_receives()
 
-        # Without other operations, the caller runs it itself: a change of threads costs more than a message.
+        # Run it in the caller if nothing is queued: a change of threads takes longer than a message.
         waits = not getattr(opts, "asyncOp", True)
         if waits and self._queue.run(run):
             return Finished(outputs)
@@ -316,33 +331,34 @@ class LinkGroup(NamedGroup):
         return operation
 
     def _put_receives(self) -> None:
-        # Two threads may wait for receives at the same time, so a check before the pop would not be safe.
+        # Pop until IndexError: two threads may be here, so a check before the pop would not be safe.
         with suppress(IndexError):
             while True:
                 self._queue.put(self._receives.popleft())
 
     def _by_link(self, name: str, *arguments: object) -> bool:
-        """Let the link run an operation; return whether the link implements it and has run it."""
+        """Let the link run the operation `name`; return False if the link does not implement it."""
         operation = getattr(self._link, name, None)
         return operation is not None and operation(*arguments) is not NotImplemented
 
     def _all_reduce(self, flat: torch.Tensor, opts: Any) -> None:
-        # This order keeps comparisons of torch's reductions few: each takes a microsecond.
+        # Look up the reduction only where it is needed: a comparison of torch's reductions takes a
+        # microsecond.
         if flat.numel() and self._link.world_size > 1:
             if not self._by_link("all_reduce", flat, _reduction(opts)):
                 is_large = flat.numel() * flat.element_size() >= _RING_BYTES
                 algorithm = ring if is_large else halving_doubling
                 algorithm(flat, self._link, _combine(opts))
         else:
-            # An unsupported reduction is refused on one rank too.
+            # Call it for its error: an unsupported reduction is refused on one rank too.
             _combine(opts)
 
         self._averaged(flat, opts)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> None:
-        """Gather the elements of all ranks, because the ranks have values at different indices."""
+        """Gather values and indices of all ranks, which may differ in their indices, and sum the values."""
         if _reduction(opts) != ReduceOp.SUM:
-            raise NotImplementedError("Of sparse tensors, only sums and averages are supported.")
+            raise NotImplementedError("Sparse tensors can only be reduced to sums and averages.")
 
         elements = tensor.detach().coalesce()
         counts = torch.zeros(self.size(), dtype=torch.long)
@@ -354,12 +370,12 @@ class LinkGroup(NamedGroup):
         total = torch.sparse_coo_tensor(indices, values, elements.shape).coalesce()
         self._averaged(total.values(), opts)
 
-        # A detached sparse tensor does not share its elements with the tensor.
+        # Not `detach().copy_`: a detached sparse tensor does not share its elements with the tensor.
         with torch.no_grad():
             tensor.copy_(total)
 
     def _all_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """Return the rows of all ranks; rank i has `counts[i]` rows."""
+        """Gather the `rows` of all ranks into one tensor; rank i has `counts[i]` rows."""
         gathered = rows.new_empty((sum(counts), *rows.shape[1:]))
         row_length = math.prod(rows.shape[1:])
         parts = _pieces(gathered.view(-1), [count * row_length for count in counts])
@@ -373,7 +389,10 @@ class LinkGroup(NamedGroup):
         _fill(output, self._averaged(parts[self._link.rank], opts))
 
     def _averaged(self, flat: torch.Tensor, opts: Any) -> torch.Tensor:
-        """Divide by the world size if the average was asked for; integers are truncated, as by NCCL."""
+        """Divide a sum by the world size, in place, if `opts` asks for the average; return the tensor.
+
+        Integers are truncated, as by NCCL.
+        """
         if getattr(opts, "reduceOp", None) != ReduceOp.AVG:
             return flat
 
@@ -381,7 +400,7 @@ class LinkGroup(NamedGroup):
         return flat.div_(self.size(), rounding_mode=None if fractional else "trunc")
 
     def _all_gather(self, whole: torch.Tensor, parts: Sequence[torch.Tensor], part: torch.Tensor) -> None:
-        """Fill `parts`, views of `whole`, with the `part` of each rank."""
+        """Gather the tensor `part` of each rank into `parts`, which are views of `whole`."""
         flat = _flat(part)
         has_equal_lengths = all(len(other) == len(flat) for other in parts)
         if has_equal_lengths and whole.numel() and self._by_link("all_gather", whole, flat):
@@ -391,33 +410,44 @@ class LinkGroup(NamedGroup):
         operations.all_gather(parts, self._link)
 
     def _cut(self, whole: torch.Tensor, part: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return a view of `whole` for each rank, of the size of `part`."""
+        """Return a view of `whole` for each rank, each with as many elements as `part`.
+
+        Raises:
+            ValueError: `whole` has another number of elements.
+        """
         length = part.numel()
         size = self.size()
         if whole.numel() != size * length:
-            raise ValueError(f"{whole.numel()} elements are not those of {size} ranks with {length} each.")
+            raise ValueError(
+                f"The tensor has {whole.numel()} elements, but {size} ranks have {length} elements each."
+            )
         return _pieces(whole, [length] * size)
 
     def _split(self, flat: torch.Tensor, tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
         """Return a view of `flat` for each rank.
 
         Args:
-            flat: the elements of `tensor`.
-            tensor: the tensor to split.
-            lengths: number of rows for each rank, along the first dimension; empty: equally many.
+            flat: the elements of `tensor`, in one dimension.
+            tensor: the tensor whose rows are split along the first dimension.
+            lengths: number of rows for each rank. Empty: the same number for each.
+
+        Raises:
+            ValueError: `lengths` does not fit the rows or the ranks.
         """
         rows = len(tensor) if tensor.dim() else 0
         if not lengths:
             lengths = [rows // self.size()] * self.size()
         if sum(lengths) != rows or len(lengths) != self.size():
-            raise ValueError(f"{rows} rows can't be split into {list(lengths)} for {self.size()} ranks.")
+            raise ValueError(
+                f"{rows} rows can't be split over {self.size()} ranks by the sizes {list(lengths)}."
+            )
 
         row_length = flat.numel() // max(rows, 1)
         return _pieces(flat, [length * row_length for length in lengths])
 
 
 class _Flat:
-    """A context that yields a tensor as contiguous and of one dimension, and stores changes at its end."""
+    """Context that yields a contiguous tensor of one dimension, and copies changes back at its end."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -432,12 +462,12 @@ class _Flat:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of one dimension; a copy if the tensor is not contiguous."""
+    """Return the elements in one dimension: a view of a contiguous tensor, else a copy."""
     return tensor.detach().contiguous().view(-1)
 
 
 def _pieces(flat: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
-    """Return neighbouring views with these lengths."""
+    """Return consecutive views of `flat` with these lengths."""
     return [flat[begin:end] for begin, end in pairwise(accumulate(lengths, initial=0))]
 
 
@@ -448,9 +478,9 @@ def _fill(tensor: torch.Tensor, flat: torch.Tensor) -> None:
 
 
 def _reduction(opts: Any) -> Any:
-    """Return the reduction between ranks: an average begins as a sum."""
+    """Return the reduction that `opts` asks for; SUM for an average, which is divided afterwards."""
     reduction = getattr(opts, "reduceOp", ReduceOp.SUM)
-    # Some calls pass the enumeration, and others an object around it.
+    # Some calls of torch pass a value of the enumeration, and others an object with the attribute `op`.
     reduction = getattr(reduction, "op", reduction)
     return ReduceOp.SUM if reduction == ReduceOp.AVG else reduction
 
@@ -458,5 +488,5 @@ def _reduction(opts: Any) -> Any:
 def _combine(opts: Any) -> Combine:
     reduction = _reduction(opts)
     if reduction not in COMBINE:
-        raise NotImplementedError(f"{reduction} is not supported; {', '.join(map(str, COMBINE))} are.")
+        raise NotImplementedError(f"{reduction} is not supported. Use one of {', '.join(map(str, COMBINE))}.")
     return COMBINE[reduction]

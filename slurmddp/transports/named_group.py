@@ -8,7 +8,10 @@ from torch import distributed
 
 
 class NamedGroup(distributed.ProcessGroup):
-    """The base of this package's groups. torch keeps a name in a C++ backend, and these groups have none."""
+    """Base class of process groups that stores the group's name.
+
+    torch stores the name in a C++ backend, which the groups of this package lack.
+    """
 
     _name = ""
 
@@ -16,7 +19,7 @@ class NamedGroup(distributed.ProcessGroup):
     def _set_group_name(self, name: str) -> None:
         self._name = name
 
-    # A str; newer versions of torch declare a type GroupName for it.
+    # The name is a str, but newer versions of torch declare the type GroupName. So the annotation is Any.
     @property
     def group_name(self) -> Any:
         return self._name

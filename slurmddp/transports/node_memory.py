@@ -38,18 +38,21 @@ _LONGEST_SLEEP_S = 2e-3
 
 
 class NodeMemory:
-    """Shared bytes, and a word for each rank that counts the rank's events.
+    """Memory that all ranks of a host share: bytes for data, and counters by which ranks wait for each other.
+
+    A counter is a word of eight bytes, which one rank writes. Each rank has one that counts its events.
 
     Args:
-        store: the store by which the ranks find each other; used in this call only.
+        store: the key-value store through which the ranks find each other; used in this call only.
         rank: the rank of this process.
         world_size: number of ranks.
         timeout: the longest wait for another rank.
-        extra_words: number of further words after the words of the ranks, each on a separate line.
-        data_bytes: number of bytes after the words.
+        extra_words: number of further counters after those of the ranks, each LINE_BYTES from the next.
+        data_bytes: number of bytes for data.
 
     Raises:
         ConfigError: a rank is on another host, or belongs to another user.
+        RankFailure: a rank has ended, or did not come within the time-out.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class NodeMemory:
         """The indices of the other ranks' words."""
         self._own_place = rank * _LINE_WORDS
         self.first_word = world_size * _LINE_WORDS
-        """The index of the first of the further words."""
+        """The index of the first of the `extra_words`."""
         self._fence = _fence(platform.machine())
 
         begin = (world_size + extra_words) * LINE_BYTES
@@ -84,34 +87,38 @@ class NodeMemory:
             self._has_ended = {other: _end_of(pid) for other, pid in processes.items() if other != rank}
             self._event = 0
             self.call = 0
-            """A number for the collective that this rank is in; all ranks must be in the same collective."""
+            """A number that identifies the collective of this rank. `reach` compares it on all ranks."""
 
-            # The other ranks map the memory by rank 0's descriptor, so it stays open until all of them have.
+            # Wait for all ranks: they map the memory through rank 0's descriptor, which is closed below.
             self.reach(self.publish())
         finally:
             if rank == 0:
                 os.close(descriptor)
 
     def publish(self) -> int:
-        """Announce that all earlier writes of this rank are done; return the number of the event.
+        """Announce that all earlier writes of this rank are done, and return the number of this event.
 
-        All ranks publish the same sequence of events.
+        All ranks must publish the same sequence of events.
         """
         self._event += 1
-        # The call must be visible before the event: `set` has a fence.
+        # Write the call before the event. The fence in `set` makes it visible in this order.
         self.words[self._own_place + 1 + self._event % _CALLS] = self.call
         self.set(self._own_place, self._event)
 
         return self._event
 
     def reach(self, event: int) -> None:
-        """Wait until every rank has published `event`; raise RankFailure if one is in another collective."""
+        """Wait until every rank has published `event`.
+
+        Raises:
+            RankFailure: a rank is in another collective, has ended, or did not come within the time-out.
+        """
         words = self.words
         for other, place in self._places.items():
             if words[place] < event:
                 self.wait(place, event, other)
 
-        # A rank writes its call before its event, so the call is read after the event.
+        # Read the calls after the events, because a rank writes its call before its event.
         self._fence()
         call = 1 + event % _CALLS
         for other, place in self._places.items():
@@ -123,27 +130,28 @@ class NodeMemory:
                 )
 
     def set(self, place: int, value: int) -> None:
-        """Write a word after all earlier writes of this rank."""
+        """Set the word at index `place`; other ranks see it only after all earlier writes of this rank."""
         self._fence()
         self.words[place] = value
 
     def wait(self, place: int, value: int, other: int, meanwhile: Callable[[], bool] = bool) -> None:
         """Wait until a word of rank `other` is at least `value`.
 
-        The rank spins for a moment, then yields its processor between reads, then sleeps for longer and
-        longer, so that ranks at work get the processors. It yields for a short time only, because a busy
-        machine then takes the processor for milliseconds.
+        The rank reads the word _SPINS times, then yields its processor between reads for _YIELDING_S, and
+        then sleeps for longer and longer, so that working ranks get the processors. It yields only that long,
+        because on a busy machine each yield can take milliseconds.
 
         Args:
             place: the index of the word.
-            value: the least value to wait for.
+            value: the wait ends when the word has this value or a greater one.
             other: the rank that writes the word.
-            meanwhile: called between reads; returns whether it has done anything.
+            meanwhile: called between reads. If it returns True, it has done work, and the rank does not sleep
+                yet.
 
         Raises:
-            RankFailure: a rank ended, or the wait took longer than the time-out.
+            RankFailure: a rank has ended, or the wait took longer than the time-out.
         """
-        # Most waits are so short that a call of the system would prolong them.
+        # Read without a system call at first: most waits are so short that a system call would prolong them.
         words = self.words
         for _ in range(_SPINS):
             if words[place] >= value:
@@ -164,13 +172,13 @@ class NodeMemory:
         self._fence()
 
     def _check(self, place: int, value: int, other: int, waited_s: float) -> None:
-        """Raise RankFailure if a rank has ended, or the time-out is over.
+        """Raise RankFailure if a rank has ended that this wait depends on, or the time-out is over.
 
-        The rank that has ended may be another rank than the writer of the word.
+        It may be another rank than `other`: if a rank ends before the current event, all ranks would wait.
         """
         ended = [rank for rank, has_ended in self._has_ended.items() if has_ended()]
         behind = [rank for rank in ended if rank == other or self.words[self._places[rank]] < self._event]
-        # A rank may have written the word, and then ended.
+        # Read the word again: the rank may have written it and then ended, which is no failure.
         if behind and self.words[place] < value:
             raise RankFailure(
                 f"Rank {behind[0]} has ended, and rank {self.rank} waited for it in a collective.",
@@ -185,14 +193,21 @@ class NodeMemory:
             )
 
     def close(self) -> None:
-        """Close the descriptors of other ranks' processes; the memory is released with its last tensor."""
+        """Close the descriptors of other ranks' processes. The memory is released with its last tensor."""
         self._has_ended.clear()
 
 
 def _meet(
     store: distributed.Store, rank: int, world_size: int, descriptor: int
 ) -> tuple[Mapping[int, int], str]:
-    """Return the process id of each rank, and the path of rank 0's memory."""
+    """Exchange process ids through the store.
+
+    Returns:
+        The process id of each rank, and the path under /proc by which a rank opens rank 0's memory.
+
+    Raises:
+        ConfigError: a rank is on another host, or an entry of the store is not of this package.
+    """
     own_host = host_identity()
     store.set(f"shm/{rank}", f"{own_host} {os.getpid()} {descriptor}")
     entries = {other: store.get(f"shm/{other}").decode().split() for other in range(world_size)}
@@ -208,15 +223,15 @@ def _meet(
         processes = {other: int(pid) for other, (_, pid, _) in entries.items()}
         return processes, f"/proc/{processes[0]}/fd/{int(entries[0][2])}"
     except ValueError as error:
-        # Any account can write to the store.
+        # The entry is not of this package: any account can write to the store.
         raise _not_the_memory(f"{' '.join(entries[0])!r}") from error
 
 
 def _memory_name() -> str:
-    """Return the name of the memory that the ranks of this attempt share.
+    """Return the name of the memory file that the ranks of this attempt share.
 
-    Any account can write to the store, so a rank maps no memory without this name. If the attempt has a
-    secret, the name is derived from it, so that no other run of this account has the name.
+    Any account can write a path to the store, so a rank maps only memory of this name. If the attempt has a
+    secret, the name is derived from it, and no other run has the same name.
     """
     secret = os.environ.get(SECRET_VARIABLE, "")
     if not secret:
@@ -225,15 +240,19 @@ def _memory_name() -> str:
 
 
 def host_identity() -> str:
-    """Return a text that is equal for two processes if they can see each other."""
+    """Return a string that is equal for two processes of one boot of one host and one PID namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
 
 
 def _map(path: str, size: int) -> mmap.mmap:
-    """Map the memory of rank 0; raise ConfigError if the file is anything else."""
+    """Map `size` bytes of rank 0's memory.
+
+    Raises:
+        ConfigError: the file can't be opened, or is not the memory of this attempt.
+    """
     try:
-        # Before the file is opened, because opening a device or a pipe may have effects.
+        # Check before the file is opened, because opening a device or a pipe may have effects.
         _require_memory(path)
         descriptor = os.open(path, os.O_RDWR)
     except OSError as error:
@@ -243,36 +262,36 @@ def _map(path: str, size: int) -> mmap.mmap:
         ) from error
 
     try:
-        # The path may lead to another file since the first check.
+        # Check again: the path may lead to another file since the first check.
         _require_memory(f"/proc/self/fd/{descriptor}")
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or status.st_size < size:
             raise _not_the_memory(path)
         return mmap.mmap(descriptor, size)
     finally:
-        # The mapping needs no open descriptor.
+        # The map stays valid without an open descriptor.
         os.close(descriptor)
 
 
 def _require_memory(link: str) -> None:
-    """Raise ConfigError if an open file is not the memory that the ranks of this attempt share."""
-    # No file on a disk has this path: the kernel gives it to a memfd of that name only.
+    """Raise ConfigError unless `link`, a path under /proc, leads to the memory of this attempt."""
+    # The kernel shows this target only for a memfd of that name; no file on a disk has it.
     if os.readlink(link) != f"/memfd:{_memory_name()} (deleted)":  # noqa: PTH115
         raise _not_the_memory(link)
 
 
 def _not_the_memory(path: str) -> ConfigError:
     return ConfigError(
-        f"backend=shm: the store names {path} as the memory of rank 0, and it is another file.",
+        f"backend=shm: the store names {path} as the memory of rank 0, but that is another file.",
         hint="A process outside of this run has written to the store. Ask for whole nodes, or use "
         "backend=gloo.",
     )
 
 
 def _end_of(pid: int) -> Callable[[], bool]:
-    """Return a function that returns whether a process has ended."""
+    """Return a function that returns whether the process with this id has ended."""
     try:
-        # Unlike the number, the descriptor never stands for a later process.
+        # Unlike the process id, the descriptor never refers to a later process.
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return lambda: True
@@ -284,7 +303,7 @@ def _end_of(pid: int) -> Callable[[], bool]:
 
 
 class _OwningFunction:
-    """A function that closes its descriptor when it is deleted."""
+    """Function that owns a file descriptor, and closes it when the function is deleted."""
 
     def __init__(self, descriptor: int, function: Callable[[], bool]) -> None:
         self._descriptor = descriptor
@@ -299,21 +318,22 @@ class _OwningFunction:
 
 
 def _fence(machine: str) -> Callable[[], None]:
-    """Return a memory fence: a call between writing data and writing its word, and between reading them.
+    """Return a memory fence for a type of processor.
 
-    x86 keeps the order of writes, and of reads, so it needs no fence. ARMv8 may change both orders. But it
-    never moves other accesses across a store-release and a later load-acquire. The release and the next
-    acquire of a lock are such a pair.
+    A rank calls it between writing data and the word that announces them, and between reading the word and
+    the data. x86 keeps the order of writes and of reads, so the fence does nothing. ARMv8 may change both
+    orders, but never moves other accesses across a store-release and a later load-acquire. The release and
+    the next acquire of a lock are such a pair.
 
     Raises:
-        ConfigError: the order is not known for this kind of processor.
+        ConfigError: the processor is neither x86 nor ARMv8.
     """
     if machine in ("x86_64", "AMD64"):
         return lambda: None
     if machine not in ("aarch64", "arm64"):
         raise ConfigError(f"backend=shm does not run on {machine}.", hint="Use backend=gloo.")
 
-    # Each fence releases the lock first.
+    # Acquire the lock here, because each call of the fence begins with its release.
     lock = threading.Lock()
     lock.acquire()
 

@@ -16,13 +16,17 @@ from slurmddp.errors import RankFailure
 T = TypeVar("T")
 
 _NONE = timedelta()
-"""torch passes this time-out if the caller gives none: the group's time-out holds."""
+"""torch passes this time-out if the caller gives none; the time-out of the group is used then."""
 _END_S = 1.0
 """The longest wait for the thread at the end of a group."""
 
 
 def call_link(call: Callable[[], T]) -> T:
-    """Return the result of a call that uses a link; raise RankFailure if the link is broken."""
+    """Call a function that uses a link, and return its result.
+
+    Raises:
+        RankFailure: the function raised a ConnectionError or a TimeoutError.
+    """
     try:
         return call()
     except (ConnectionError, TimeoutError) as error:
@@ -33,14 +37,14 @@ def call_link(call: Callable[[], T]) -> T:
 
 
 class Operation(distributed.Work):
-    """An operation of a group: the handle that torch's functions return under `async_op=True`.
+    """An operation of a process group, and the handle that torch's functions return with `async_op=True`.
 
     Args:
-        label: the operation and its rank, for errors.
-        run: does the operation; it may return a function that waits until a sent tensor may change.
+        label: name and rank of the operation, for errors.
+        run: does the work. It may return a function that waits until a sent tensor may change.
         outputs: the tensors that `result()` returns.
-        timeout: the longest wait.
-        begin: called before anybody waits.
+        timeout: the longest wait in `wait`, if its caller gives no other.
+        begin: called before each wait, to start an operation that is not queued yet.
     """
 
     def __init__(
@@ -63,13 +67,13 @@ class Operation(distributed.Work):
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Do the operation; keep its error for `wait`."""
+        """Do the work. An error is kept, for `wait` to raise."""
         try:
             self._finish = call_link(self._run)
         except Exception as error:
             self._error = error
 
-        # The function holds the tensors, and the caller may keep this handle for long.
+        # Drop the function, because it refers to the tensors, and the caller may keep this handle for long.
         self._run = lambda: None
         self._done.set()
         if self._error is None:
@@ -78,15 +82,19 @@ class Operation(distributed.Work):
             self._future.set_exception(self._error)
 
     def wait(self, timeout: timedelta = _NONE) -> bool:
-        """Return True once the operation is done; raise its error, or RankFailure after `timeout`."""
+        """Wait until the operation is done, raise its error if it failed, and return True.
+
+        Raises:
+            RankFailure: the operation is not done within `timeout`.
+        """
         self._begin()
         timeout_s = (timeout or self._timeout).total_seconds()
         if not self._done.wait(timeout_s):
-            raise RankFailure(f"{self._label} is not done after {timeout_s:g} s.")
+            raise RankFailure(f"{self._label} did not end within {timeout_s:g} s.")
         if self._error is not None:
             raise self._error
 
-        # A link's function may be called once only.
+        # Forget the link's function before the call, because it may be called only once.
         finish = self._finish
         self._finish = None
         if callable(finish):
@@ -98,7 +106,7 @@ class Operation(distributed.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the operation is done. If it is a started send, wait until its tensor may change."""
+        """Return whether the operation is done. For a send, this waits until its tensor may change."""
         self._begin()
         if not self._done.is_set():
             return False
@@ -120,7 +128,7 @@ class Operation(distributed.Work):
 
 
 class Finished(distributed.Work):
-    """The handle of an operation that its caller has run. An `Operation` costs four times as much."""
+    """Handle of an operation that its caller has run already; it costs a quarter of an `Operation`."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         super().__init__()
@@ -144,9 +152,9 @@ class Finished(distributed.Work):
 
 
 class OperationQueue:
-    """A queue that runs operations one after the other, in the order of the calls.
+    """Queue that runs operations one after the other, in the order of the calls.
 
-    A thread runs the queued operations. It starts with the first of them.
+    A thread runs the queued operations. It is started for the first of them.
     """
 
     def __init__(self) -> None:
@@ -155,8 +163,8 @@ class OperationQueue:
         self._thread: threading.Thread | None = None
 
     def run(self, run: Callable[[], object]) -> bool:
-        """Run an operation in the caller unless others are queued; return whether it ran."""
-        # Operations run in the order of the calls.
+        """Run an operation in the caller and return True; if others are queued, only return False."""
+        # Queued operations must run first, because they were called first.
         if self._queue.unfinished_tasks:
             return False
 
@@ -165,17 +173,17 @@ class OperationQueue:
         return True
 
     def put(self, operation: Operation) -> None:
-        """Queue an operation for the thread."""
+        """Queue an operation, which the thread runs after all earlier ones."""
         if self._thread is None:
-            # A daemon, because a thread that is stuck in a link must not keep the process from its end.
+            # Make it a daemon, so that a thread that is stuck in a link does not keep the process alive.
             self._thread = threading.Thread(target=self._loop, name="slurmddp-link", daemon=True)
             self._thread.start()
         self._queue.put(operation)
 
     def end(self) -> None:
-        """End the thread after the queued operations; wait for it for a second."""
+        """Let the thread end after the queued operations, and wait for it for at most a second (_END_S)."""
         self._queue.put(None)
-        # The thread itself calls this if it deletes the last reference to the group.
+        # A thread can't join itself: it calls this itself if it deletes the last reference to the group.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_END_S)
 
@@ -183,6 +191,6 @@ class OperationQueue:
         while (operation := self._queue.get()) is not None:
             with self._one_at_a_time:
                 operation.run()
-            # Otherwise the tensors of the operation would live until the next operation.
+            # Delete the reference, or the operation's tensors would stay in memory until the next operation.
             del operation
             self._queue.task_done()

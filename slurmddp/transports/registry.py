@@ -21,31 +21,32 @@ TRANSPORTS: Mapping[str, str] = {
 }
 """The import paths of the shipped transports, by name."""
 GROUP_OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier")
-"""Methods that a user's process group must have: a training calls them."""
+"""Methods that a process group of a user must have, because a training calls them."""
 
 Create = Callable[[distributed.Store, int, int, timedelta], distributed.ProcessGroup]
 """Builds the group of one rank: `create(store, rank, world_size, timeout)`."""
 
 
 def register_shm() -> None:
-    """Register `shm`. torch calls it by an entry point when a script names the backend (2.14)."""
+    """Register the backend `shm`; an entry point that torch calls when a script names the backend (2.14)."""
     register("shm")
 
 
 def register_hierarchical() -> None:
-    """Register `hierarchical`, as `register_shm` registers `shm`."""
+    """Register the backend `hierarchical`; an entry point like `register_shm`."""
     register("hierarchical")
 
 
 def register(backend: str) -> str:
-    """Make a backend usable in torch.distributed; return the name by which torch knows it.
+    """Register a backend in torch.distributed, and return the name under which torch knows it.
 
     Args:
-        backend: a backend that torch knows, a shipped transport, `package.module.Class`, or one of these for
-            each type of device, as in `cpu:my_package.transport.MyTransport,cuda:nccl`. A class is built as
-            `Class(store, rank, world_size, timeout)`. A subclass of torch's ProcessGroup is used as it is;
-            any other class is a `Link`, and a `LinkGroup` builds the collectives from it. The attribute
-            `devices` of a class names the types of devices whose tensors it accepts; `("cpu",)` by default.
+        backend: a backend that torch knows, a transport of this package, `package.module.Class`, or one of
+            these for each type of device, as in `cpu:my_package.transport.MyTransport,cuda:nccl`. A class is
+            built as `Class(store, rank, world_size, timeout)`. A subclass of torch's ProcessGroup is used as
+            it is; any other class is a `Link`, and a `LinkGroup` builds the collectives from it. The
+            attribute `devices` of a class names the types of devices whose tensors it accepts; `("cpu",)` by
+            default.
 
     Raises:
         ConfigError: there is no such backend, or the class lacks operations.
@@ -65,8 +66,8 @@ def register(backend: str) -> str:
     others = set(names.values()) - {*transports, "gloo", "nccl"}
     if others:
         raise ConfigError(
-            f"backend={backend!r} has {others.pop()} beside {transports[0]}.",
-            hint="Beside a transport, the backends of other devices are gloo, nccl or transports.",
+            f"backend={backend!r} combines {others.pop()} with {transports[0]}, which is not supported.",
+            hint="With a transport for one device, use gloo, nccl or a transport for the others.",
         )
 
     _add(joined, _for_each_device(names), list(names))
@@ -74,13 +75,17 @@ def register(backend: str) -> str:
 
 
 def split_devices(backend: str) -> dict[str, str]:
-    """Return the backend of each type of device from a string such as `cpu:gloo,cuda:nccl`."""
+    """Parse a string such as `cpu:gloo,cuda:nccl`, and return the backend of each type of device.
+
+    Raises:
+        ConfigError: an entry is not of this form, or a type of device occurs twice.
+    """
     parts = [part.strip().partition(":") for part in backend.split(",")]
     names = {device: name for device, _, name in parts}
     is_complete = all(device and name and ":" not in name for device, _, name in parts)
     if len(names) < len(parts) or not is_complete:
         raise ConfigError(
-            f"backend={backend!r} is not a list of devices with a backend each.",
+            f"backend={backend!r} is not a list of devices with one backend each.",
             hint="Name each type of device once, as in backend=cpu:gloo,cuda:nccl.",
         )
 
@@ -94,7 +99,7 @@ def _register_one(name: str) -> str:
     if name not in TRANSPORTS and "." not in name:
         raise ConfigError(
             f"backend={name!r} is not known.",
-            hint=f"{near_matches(name, known_backends())} One of your own is given as package.module.Class.",
+            hint=f"{near_matches(name, known_backends())} Give your own as package.module.Class.",
         )
 
     transport: Any = locate(TRANSPORTS.get(name, name), key="backend")
@@ -108,7 +113,7 @@ def _register_one(name: str) -> str:
         except SlurmddpError:
             raise
         except Exception as error:
-            # A user's class may raise anything.
+            # A user's class may raise any exception.
             raise ConfigError(
                 f"backend={name!r} can't be built on rank {rank}: {type(error).__name__}: {error}.",
                 hint=f"It is called as {transport.__qualname__}(store, rank, world_size, timeout).",
@@ -120,14 +125,17 @@ def _register_one(name: str) -> str:
 
 
 def _is_transport(name: str) -> bool:
-    """Decide whether a backend is built as `create(store, rank, world_size, timeout)`."""
+    """Return whether a backend is one of `register`: built as `create(store, rank, world_size, timeout)`."""
     plugin = distributed.Backend._plugins.get(name.upper())
-    # Since 2.14 torch's own backends are plugins too, and are built with other arguments.
+    # Since torch 2.14 its own backends are plugins too. They have the extended API, with other arguments.
     return plugin is not None and not plugin.extended_api
 
 
 def _for_each_device(names: Mapping[str, str]) -> Create:
-    """Return a function that builds a group per device: torch keeps no backend beside a group in Python."""
+    """Return a function that builds a `DeviceGroup` from one backend for each type of device.
+
+    It is needed because torch can't combine a process group in Python with other backends.
+    """
 
     def create(
         store: distributed.Store, rank: int, world_size: int, timeout: timedelta
@@ -149,8 +157,8 @@ def _for_each_device(names: Mapping[str, str]) -> Create:
 def _of_torch(
     device: str, name: str, store: distributed.Store, rank: int, world_size: int, timeout: timedelta
 ) -> distributed.ProcessGroup:
-    """Return a process group with a backend of torch for one type of device."""
-    # The group has no backend yet: torch registers a backend for each type of device.
+    """Return a process group with torch's backend `name` for one type of device."""
+    # This group has no backend yet. One is registered for the device below.
     group = distributed.ProcessGroup(store, rank, world_size)
     if name == "nccl":
         options = distributed.ProcessGroupNCCL.Options()
@@ -172,18 +180,18 @@ def _add(name: str, create: Create, devices: list[str]) -> str:
 
 
 def known_backends() -> list[str]:
-    """Return the names of torch's backends and of the shipped transports."""
+    """Return the names of torch's backends and of this package's transports."""
     return sorted({*distributed.Backend.backend_list, *TRANSPORTS} - {"undefined", "fake"})
 
 
 def _check(transport: Any, name: str) -> None:
-    """Raise ConfigError if a transport is no class, or lacks methods."""
+    """Raise ConfigError if `transport` is not a class, or lacks methods of a link or a process group."""
     if not isinstance(transport, type):
         raise ConfigError(f"backend={name!r} is not a class.", hint="Name a class: package.module.Class.")
 
     is_group = issubclass(transport, distributed.ProcessGroup)
     needed = GROUP_OPERATIONS if is_group else methods(Link)
-    # A method that is inherited from torch's base class only raises.
+    # A method that is inherited from torch's base class counts as missing, because it only raises.
     missing = [
         method
         for method in needed

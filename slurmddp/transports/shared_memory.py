@@ -42,13 +42,14 @@ _VIEWS = 256
 
 
 class SharedMemoryLink:
-    """A link between ranks of one host that implements all-reduce, broadcast, all-gather and barrier itself.
+    """Link between ranks of one host through shared memory.
 
-    One thread at a time calls it. Collectives use 6 MB of memory, and 192 kB for each rank on more than
+    It implements all-reduce, broadcast, all-gather and barrier itself. Only one thread at a time may call it.
+    Collectives use 6 MB of memory, and 192 kB for each rank on more than
     32 ranks. A pair of ranks that exchanges messages uses 128 kB in each direction.
 
     Args:
-        store: the store by which the ranks find each other.
+        store: the key-value store through which the ranks find each other.
         rank: the rank of this process.
         world_size: number of ranks.
         timeout: the longest wait for another rank.
@@ -82,25 +83,26 @@ class SharedMemoryLink:
         self._round = 0
         self._views: dict[tuple[torch.dtype, int], list[tuple[list[torch.Tensor], list[torch.Tensor]]]] = {}
         self._calls: dict[tuple[Combine | str, torch.dtype, int], int] = {}
-        """By operation, dtype and length, the number by which the ranks compare their operations."""
+        """By operation, dtype and length, the number by which ranks check that all are in one operation."""
         self._outgoing: dict[int, deque[_Message]] = {}
-        """By receiver, the messages that are not in the memory yet."""
+        """By receiver, the messages with parts that are not copied into the shared memory yet."""
         self._pushing = threading.Lock()
 
     # --- collectives
 
     def all_reduce(self, flat: torch.Tensor, op: Any = ReduceOp.SUM) -> Any:
-        """Reduce a tensor in place; all ranks end with equal bits, because they reduce in the same order.
+        """Reduce a tensor over all ranks, in place.
 
-        Large tensors pass in pieces. Each rank reduces its share of a piece while the other ranks reduce
-        their shares, and copies its next piece in before it waits for them.
+        The result has equal bits on all ranks, because they reduce in the same order. Large tensors are
+        reduced in pieces. Each rank reduces its share of a piece while the other ranks reduce theirs, and
+        copies its next piece into the memory before it waits for them.
 
         Args:
             flat: a contiguous tensor of one dimension, of equal length and dtype on all ranks.
             op: `torch.distributed.ReduceOp.SUM`, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
 
         Returns:
-            None; NotImplemented for another reduction.
+            None. NotImplemented for other reductions, which the caller must then do.
         """
         if op == ReduceOp.AVG:
             self.all_reduce(flat)
@@ -121,7 +123,7 @@ class SharedMemoryLink:
         return None
 
     def broadcast(self, flat: torch.Tensor, source: int) -> None:
-        """Fill a contiguous tensor of one dimension with the tensor of rank `source`."""
+        """Replace `flat`, which is contiguous and of one dimension, by the tensor of rank `source`."""
         memory = self._memory
         self._begin(f"broadcast {source}", flat)
         for piece in self._pieces(flat):
@@ -129,7 +131,8 @@ class SharedMemoryLink:
             if self.rank == source:
                 slots[source].copy_(piece)
 
-            # The other ranks publish as well: a set of slots is free once all ranks have left its round.
+            # Ranks other than the source publish too: a set of slots is free when all ranks have left its
+            # round.
             memory.reach(memory.publish())
             if self.rank != source:
                 piece.copy_(slots[source])
@@ -152,15 +155,18 @@ class SharedMemoryLink:
         self._memory.reach(self._memory.publish())
 
     def close(self) -> None:
-        """Close the descriptors of the other ranks; the ranks need not call it together."""
+        """Close this rank's descriptors of the other ranks' processes; it waits for no other rank."""
         self._memory.close()
 
     def _begin(self, operation: Combine | str, flat: torch.Tensor) -> None:
-        """Set the number by which the ranks detect different operations, or different tensors."""
+        """Set the number by which ranks detect that their operations or their tensors differ.
+
+        It is computed from the operation, and the dtype and length of `flat`.
+        """
         key = (operation, flat.dtype, flat.numel())
         call = self._calls.get(key)
         if call is None:
-            # Functions have no name that is equal in all processes, but their order in the table is.
+            # Use the index in COMBINE as the name of a function: it is equal in all processes.
             name = operation if isinstance(operation, str) else list(COMBINE.values()).index(operation)
             if len(self._calls) >= _VIEWS:
                 self._calls.clear()
@@ -192,7 +198,7 @@ class SharedMemoryLink:
 
             reduced = memory.publish()
             result = slots[0]
-            # The next piece goes in before the wait, so that slower ranks delay the copy less.
+            # Copy the next piece into the memory before the wait, so that slower ranks delay the copy less.
             if number + 1 < len(pieces):
                 slots, shares = self._next_slots(pieces[number + 1])
                 slots[self.rank].copy_(pieces[number + 1])
@@ -202,11 +208,15 @@ class SharedMemoryLink:
             piece.copy_(result)
 
     def _pieces(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return views that each fit into a slot; an empty tensor has one empty view."""
+        """Split `flat` into views that each fit into a slot; an empty tensor gives one empty view."""
         return torch.split(flat, self._slot_bytes // flat.element_size())
 
     def _next_slots(self, piece: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Begin a round; return each rank's slot, and this rank's share of each slot."""
+        """Begin a round.
+
+        Returns:
+            The slot of each rank, and this rank's share of each slot, as tensors of the length of `piece`.
+        """
         self._round = (self._round + 1) % _SETS
         key = (piece.dtype, piece.numel())
         if key not in self._views:
@@ -220,12 +230,15 @@ class SharedMemoryLink:
         views = [slot.view(piece.dtype)[: piece.numel()] for slot in slots]
         return views, [chunks(view, self.world_size)[self.rank] for view in views]
 
-    # --- from one rank to another
+    # --- messages from one rank to another
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], object]:
-        """Start to send a contiguous tensor; return a function that waits until its memory may change.
+        """Start to send a contiguous tensor to rank `to`.
 
-        Parts that don't fit into the memory yet follow during later calls of this link.
+        Parts that don't fit into the shared memory yet are copied during later calls of this link.
+
+        Returns:
+            A function that waits until the memory of the tensor may change.
         """
         message = _Message(tensor)
         self._outgoing.setdefault(to, deque()).append(message)
@@ -234,24 +247,28 @@ class SharedMemoryLink:
         return lambda: self._finish(message, to)
 
     def recv(self, tensor: torch.Tensor, source: int) -> None:
-        """Fill a contiguous tensor, of the sent shape and dtype, with the next message of `source`."""
+        """Receive the next message of `source` into a contiguous tensor of the same shape and dtype.
+
+        Raises:
+            RankFailure: the message has another size, `source` has ended, or the time-out is over.
+        """
         memory = self._memory
         sent, taken = self._words(source, self.rank)
         message = _Message(tensor)
         for part in message.parts:
             count = memory.words[taken] + 1
-            # The sender may wait for a message of this rank meanwhile.
+            # Send this rank's own messages during the wait, because the sender may be waiting for one.
             memory.wait(sent, count, source, self._push)
             sent_bytes = memory.words[sent + 1 + count % _PARTS]
             if sent_bytes != message.bytes:
                 raise RankFailure(
-                    f"Rank {source} sent {sent_bytes} bytes, and rank {self.rank} expected {message.bytes}.",
+                    f"Rank {source} sent {sent_bytes} bytes, but rank {self.rank} expected {message.bytes}.",
                     hint="All ranks must call the same collectives in the same order, with tensors of equal "
                     "length and dtype.",
                 )
 
             part.copy_(self._parts[source, self.rank, count % _PARTS, : len(part)])
-            # From now on the sender may overwrite the part.
+            # Announce that the sender may overwrite the part.
             memory.set(taken, count)
 
     def _finish(self, message: _Message, to: int) -> None:
@@ -261,9 +278,9 @@ class SharedMemoryLink:
                 self._memory.wait(taken, self._memory.words[taken] + 1, to, self._push)
 
     def _push(self) -> bool:
-        """Copy waiting parts into the memory as far as it has room; return whether any part was copied."""
+        """Copy waiting parts into the shared memory while they fit; return whether any part was copied."""
         moved = False
-        # A caller may wait for a message while the thread of a group receives.
+        # A lock, because a caller may wait for its send while the thread of a group receives, and both push.
         with self._pushing:
             for to, messages in self._outgoing.items():
                 sent, taken = self._words(self.rank, to)
@@ -272,7 +289,7 @@ class SharedMemoryLink:
                     part = messages[0].parts.popleft()
                     self._memory.words[sent + 1 + count % _PARTS] = messages[0].bytes
                     self._parts[self.rank, to, count % _PARTS, : len(part)].copy_(part)
-                    # The fence in `set` makes the part visible before its number.
+                    # Set the count after the part. The fence in `set` makes them visible in this order.
                     self._memory.set(sent, count)
                     moved = True
                     if not messages[0].parts:
@@ -281,16 +298,16 @@ class SharedMemoryLink:
         return moved
 
     def _words(self, source: int, to: int) -> tuple[int, int]:
-        """Return the indices of two words, which count the parts sent from `source` to `to`, and taken.
+        """Return the indices of two counters: parts that `source` has sent to `to`, and that `to` has taken.
 
-        The sizes of the messages whose parts are in the memory follow the first word.
+        The first counter is followed by the size of the message of each part in the memory.
         """
         first = self._memory.first_word + 2 * (source * self.world_size + to) * _WORDS
         return first, first + _WORDS
 
 
 class _Message:
-    """A tensor on its way: its size, and the parts that are not in the memory yet."""
+    """A tensor that is being sent or received: its size in bytes, and the parts that are not copied yet."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         flat = tensor.detach().view(-1).view(torch.uint8)

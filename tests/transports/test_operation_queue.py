@@ -75,7 +75,7 @@ def test_an_operation_that_is_not_done_in_time_is_a_lost_rank() -> None:
 
     released = threading.Event()
     group = LinkGroup(Stuck(ValueError("unused")))
-    with pytest.raises(RankFailure, match=r"is not done after 0\.05 s"):
+    with pytest.raises(RankFailure, match=r"did not end within 0\.05 s"):
         group.allreduce([torch.ones(1)]).wait(timedelta(seconds=0.05))
     released.set()
     group._end()

@@ -26,7 +26,7 @@ from support.distributed.ranks import run_ranks
         ("support.own.transport.HalfGroup", "has no broadcast and no allgather and no barrier"),
         ("support.own.transport.not_a_class", "can't be called"),
         ("support.own.transport.Messages.send", "not a class"),
-        ("cpu:support.own.transport.Messages,cuda:ucc", "has ucc beside"),
+        ("cpu:support.own.transport.Messages,cuda:ucc", "combines ucc with"),
     ],
 )
 def test_g3_a_backend_that_cant_work_is_refused_by_name(backend: str, message: str) -> None:

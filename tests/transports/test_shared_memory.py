@@ -176,7 +176,7 @@ def test_a_message_of_another_length_is_refused(length: int) -> None:
         if link.rank == 0:
             link.send(torch.ones(length), 1)
         else:
-            with pytest.raises(RankFailure, match=f"Rank 0 sent {4 * length} bytes, and rank 1 expected 8"):
+            with pytest.raises(RankFailure, match=f"Rank 0 sent {4 * length} bytes, but rank 1 expected 8"):
                 link.recv(torch.ones(2), 0)
 
     on_threads(exchange, 2)
@@ -232,7 +232,7 @@ def test_a_rank_maps_no_file_that_a_stranger_names_in_the_store(
         def get(self, key: str) -> bytes:
             return stranger.encode() if key == "shm/0" else store.get(key)
 
-    with pytest.raises(ConfigError, match="it is another file"):
+    with pytest.raises(ConfigError, match="that is another file"):
         SharedMemoryLink(Forged(), 1, 2, timedelta(seconds=5))  # type: ignore[arg-type]
     assert precious.read_bytes() == b"precious" * 1_000_000
     os.close(opened)

@@ -201,7 +201,7 @@ def _messages(group: dist.ProcessGroup, ranks: list[int]) -> None:
         work.wait()
     if dist.get_backend(group) not in ("gloo", "undefined"):
         for call in (dist.isend, dist.irecv):
-            with pytest.raises(NotImplementedError, match="in their order, without tags: leave `tag=1` out"):
+            with pytest.raises(NotImplementedError, match=r"supports no tags.* Leave out tag=1"):
                 call(received.clone(), ranks[(me + 1) % size], group, tag=1)
 
     works = [dist.all_reduce(total, group=group, async_op=True) for total in totals]
