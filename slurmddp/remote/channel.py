@@ -32,8 +32,9 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER
 
 
 class Channel:
-    """A connection whose frames are short, and have HMACs with an empty key, until `trust` is called.
+    """A connection between the controller and a worker that sends and receives frames.
 
+    Until `trust` is called, frames are limited to _MAX_STRANGERS_BYTES, and their HMACs have an empty key.
     The methods may raise OSError or EOFError.
     """
 
@@ -43,22 +44,22 @@ class Channel:
         self._sealing = Seal(b"")
         self._opening = Seal(b"")
 
-        # Commands are short, and the controller may wait for their reply.
+        # Send at once: commands are short, and the controller may be waiting for a reply.
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A machine without power closes no connection.
+        # Probe the connection, because a machine that loses power does not close it.
         end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
             end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def trust(self, sending: bytes, receiving: bytes) -> None:
-        """Use these keys for all frames from now on; accept frames of any size, without a time-out."""
+        """Use these keys for the HMACs of all further frames, and lift the size limit and the time-out."""
         self._sealing = Seal(sending)
         self._opening = Seal(receiving)
         self._max_bytes = 1 << 62
         self._end.settimeout(None)
 
     def send(self, text: str, data: memoryview = NO_DATA) -> None:
-        """Send a text, and the bytes of a tensor."""
+        """Send a frame with a text, and with the bytes of a tensor if `data` is given."""
         body = text.encode()
         sizes = _SIZES.pack(len(body), len(data))
         self._end.sendall(sizes + self._sealing.next(sizes + body) + body)
@@ -66,7 +67,7 @@ class Channel:
             self._end.sendall(data)
 
     def receive(self) -> tuple[str, memoryview]:
-        """Wait for the next frame; return its text, and the bytes of its tensor in new memory."""
+        """Wait for the next frame, and return its text and, in new memory, the bytes of its tensor."""
         header = bytes(self._read(_SIZES.size + _MAC_BYTES))
         sizes = header[: _SIZES.size]
         mac = header[_SIZES.size :]
@@ -81,13 +82,13 @@ class Channel:
         return str(body, "utf-8"), self._read(data_bytes)
 
     def close(self) -> None:
-        # A thread that reads would go on after `close` alone.
+        # Shut the socket down first, because `close` alone does not end a read in another thread.
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
 
     def _read(self, size: int) -> memoryview:
-        # A bytearray would be filled with zeros first.
+        # Not a bytearray, which would be filled with zeros first.
         memory: Any = numpy.empty(size, numpy.uint8)
         data = memoryview(memory)
 
@@ -95,28 +96,28 @@ class Channel:
         while len(unread):
             received = self._end.recv_into(unread)
             if not received:
-                raise EOFError("the other side has closed the connection")
+                raise EOFError("the other process has closed the connection")
             unread = unread[received:]
 
         return data
 
 
 def meet(end: socket.socket, secret: str, role: str, *facts: Any) -> tuple[Channel, list[Any]]:
-    """Prove to the other side that this side knows the secret, and check the other side's proof.
+    """Authenticate a new connection: both ends prove to each other that they know the secret.
 
-    Each proof covers the role, the random number and the facts of the prover, and then of the other side.
+    Each end sends an HMAC over the role, a random number and the facts of both ends, its own first.
 
     Args:
         end: the connection.
         secret: the secret of the job.
-        role: `controller` on one side and `worker` on the other.
-        facts: values to send to the other side.
+        role: "controller" at one end and "worker" at the other.
+        facts: JSON values to send to the other end.
 
     Returns:
-        The channel, and the facts of the other side.
+        A channel over the connection, and the facts of the other end.
 
     Raises:
-        ConnectionError: the other side has not proved the secret; `end` is closed.
+        ConnectionError: the other end has not proved that it knows the secret. `end` is closed.
     """
     try:
         channel = Channel(end)
@@ -128,7 +129,7 @@ def meet(end: socket.socket, secret: str, role: str, *facts: Any) -> tuple[Chann
         other_greeting = json.loads(channel.receive()[0])
         other_role, other_nonce, *other_facts = other_greeting
         channel.send(proofs.proof(greeting, other_greeting))
-        # The same role would be this side's own greeting and proof, sent back.
+        # Refuse the same role, because the other end may have sent back this end's greeting and proof.
         if other_role == role or not proofs.proves(channel.receive()[0], other_greeting, greeting):
             raise ConnectionError("a wrong proof")
 
@@ -138,4 +139,6 @@ def meet(end: socket.socket, secret: str, role: str, *facts: Any) -> tuple[Chann
         return channel, other_facts
     except (OSError, EOFError, ValueError, TypeError, RecursionError) as error:
         end.close()
-        raise ConnectionError(f"the other side has not proved that it knows the secret: {error}") from error
+        raise ConnectionError(
+            f"the other end of the connection has not proved that it knows the secret: {error}"
+        ) from error

@@ -27,7 +27,10 @@ REDUCTIONS = {
 
 @dataclass
 class CommandFailure(Exception):
-    """The failure of a command on a worker; the worker stores it in place of the command's results."""
+    """The failure of a command on a worker. The worker stores it in place of the command's results.
+
+    `text` is its message, and `traceback` the traceback as text.
+    """
 
     text: str
     traceback: str
@@ -36,17 +39,19 @@ class CommandFailure(Exception):
 def run(
     kind: str, tensors: list[Any], nodes: list[int], device: str, op: str | None, node: Any, changes: bool
 ) -> list[Any]:
-    """Run this worker's part of a collective; change its tensors in place if it `changes` them.
+    """Take part in a collective, as a command of this worker.
 
     Args:
-        kind: `reduce`, `broadcast` from `node`, `all_gather`, or `copy` from `node` to another worker. For
-            `all_gather` each worker has one tensor per worker, and its contribution is at its place.
+        kind: the collective: `reduce`, `broadcast` from `node`, `all_gather`, or `copy` from `node` to one
+            other worker. For `all_gather` each worker gives one tensor per worker; the tensor at its own
+            position is sent, and the others are filled.
         tensors: the tensors of this worker, of one dtype.
-        nodes: the workers that take part.
-        device: the device of the exchanged bytes, `cpu` or `cuda`.
-        op: the reduction; the mean divides before it adds, as DDP does.
-        node: see `kind`.
-        changes: whether this worker receives.
+        nodes: the numbers of the workers that take part.
+        device: the type of device whose memory the exchange uses, `cpu` or `cuda`.
+        op: the name of the reduction; None for other collectives. The mean divides before it adds, as DDP
+            does.
+        node: the number of the sending worker, see `kind`.
+        changes: whether this worker's tensors are replaced by the result.
 
     Returns:
         `tensors`.
@@ -64,7 +69,7 @@ def run(
         if op == "mean":
             flat.mul_(1 / len(nodes))
 
-    # gloo does not send all dtypes.
+    # Without a reduction, exchange the bytes, because gloo does not support all dtypes.
     message = flat.view(torch.uint8) if op is None else flat
     if kind == "reduce":
         distributed.all_reduce(message, REDUCTIONS[str(op)], group)
@@ -87,9 +92,9 @@ def run(
 
 @contextmanager
 def _agreement(group: Any) -> Iterator[None]:
-    """Let a block of code fail on all workers of a group if it fails on one of them.
+    """Context that raises an error on all workers of a group if its block fails on one of them.
 
-    So no worker waits for a worker that has failed, and no result lacks a part.
+    Without it, the other workers would wait for the worker that has failed.
     """
     failed = torch.zeros(1, dtype=torch.int64)
     try:
@@ -101,15 +106,14 @@ def _agreement(group: Any) -> Iterator[None]:
         distributed.all_reduce(failed, distributed.ReduceOp.MAX, group)
 
     if failed:
-        raise RuntimeError(f"worker {int(failed) - 1} has no tensor to send: it failed there")
+        raise RuntimeError(f"worker {int(failed) - 1} failed before the exchange of tensors")
 
 
 def _group_of(nodes: tuple[int, ...]) -> Any:
-    """Return the process group of some workers; create it at its first use.
+    """Return the process group of the workers `nodes`; create it at its first use.
 
-    Only the workers of the group take part. torch's `new_group` needs all workers. It also names a group by
-    the number of earlier groups of each process, so workers that have been in different groups before would
-    wait without end.
+    torch's `new_group` is not used: all workers would have to call it. It also numbers the groups in each
+    process, so workers that were in different groups before would wait for each other forever.
     """
     if len(nodes) == distributed.get_world_size():
         return distributed.group.WORLD
@@ -127,18 +131,18 @@ def _store() -> Any:
 
 
 def await_gpu() -> None:
-    """Wait until the GPU has run all kernels so far: this worker's Python code runs ahead of its GPU."""
+    """Wait until this worker's GPU has run all kernels that were started; do nothing without CUDA."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 
 def reach(event: str) -> None:
-    """Announce to the other workers that this worker and its GPU have reached an event."""
+    """Announce in the store that this worker and its GPU have run all commands before the event `event`."""
     await_gpu()
     if distributed.is_initialized():
         _store().set(event, "reached")
 
 
 def wait_for(event: str) -> None:
-    """Wait until the worker of an event has reached it."""
+    """Wait until another worker has called `reach` for the event `event`, for at most _TIMEOUT."""
     _store().wait([event], _TIMEOUT)

@@ -31,9 +31,9 @@ _CLOSED = "the workers were closed"
 
 
 class RemoteError(SlurmddpError):
-    """A command failed on a worker. The hint holds the worker's traceback.
+    """A command failed on a worker. The hint contains the worker's traceback.
 
-    The line that sent the command does not raise the error. The next line that waits for this worker does.
+    Commands are queued, so the error is raised later: by the next call that waits for this worker.
 
     Attributes:
         node: the number of the worker.
@@ -48,11 +48,11 @@ class RemoteError(SlurmddpError):
 
 
 class WorkerLostError(RankFailure):
-    """A worker has died, or its machine does not answer. Its tensors are lost; other workers go on."""
+    """A worker has died, or its machine does not answer. Its tensors are lost, but other workers continue."""
 
 
 class Owned:
-    """A reference to an object of a worker, by number. The worker frees the object when this is deleted."""
+    """Reference to an object on a worker, by its number. When it is deleted, the worker frees the object."""
 
     def __init__(self, node: Node, number: int) -> None:
         self.node = node
@@ -63,7 +63,7 @@ class Owned:
         return self
 
     def fetch(self) -> Any:
-        """Wait for the object, and return it; tensors stay on the worker, and plain values are copied here.
+        """Wait for the object, and return it: a tensor as a RemoteTensor, a plain value as a copy.
 
         Raises:
             RemoteError: the call has failed, or its result is neither a tensor nor a plain value.
@@ -75,12 +75,12 @@ class Owned:
 
 
 class Node:
-    """A worker, as the controller sees it.
+    """The controller's end of the connection to a worker: it queues commands and receives replies.
 
     Args:
         channel: the connection.
         facts: number, host and process id of the worker, and its GPU, such as `cuda:1`, or `cpu`.
-        find: returns the tensor of this worker that a reply describes.
+        find: returns the remote tensor for a description in a reply.
     """
 
     def __init__(self, channel: Channel, facts: Sequence[Any], find: Callable[[Node, Any], Any]) -> None:
@@ -104,7 +104,7 @@ class Node:
         threading.Thread(target=self._receive, daemon=True).start()
 
     def new(self) -> Owned:
-        """Return a reference to an object that a command is about to create."""
+        """Return a reference with a new number, for an object that a command will create."""
         return Owned(self, next(self._numbers))
 
     def run(
@@ -113,9 +113,9 @@ class Node:
         """Queue a command, without waiting.
 
         Args:
-            results: the number of the object that the function returns; or a list with a number for each
-                tensor that it returns, and None for each other value.
-            function: a function of this package, or an import path.
+            results: the number under which the worker stores the result. Or a list, with a number for each
+                tensor that the function returns and None for each other value.
+            function: a function that the worker can import, or its import path.
             args: the arguments of the function.
             named: pairs of names and arguments.
         """
@@ -128,7 +128,13 @@ class Node:
         self._unsent.put((self._encoding.encode([results, path, args, named]), NO_DATA, None))
 
     def put(self, number: int, tensor: torch.Tensor, device: str) -> None:
-        """Send a tensor of this process to `device` of the worker; return once the tensor may change."""
+        """Send a tensor of this process to the worker; the call returns when the tensor may be changed.
+
+        Args:
+            number: the number under which the worker stores the tensor.
+            tensor: the tensor.
+            device: the device on the worker.
+        """
         self.check()
         facts, data = to_bytes(tensor)
         sent = threading.Event()
@@ -142,14 +148,16 @@ class Node:
         sent.wait()
 
     def ask(self, kind: str, asked: Any = None) -> Any:
-        """Wait until the worker has run all commands so far; return its reply.
+        """Send a request, wait until the worker has run all commands before it, and return the reply.
 
         Args:
-            kind: `describe` or `fetch` an object, or `count` the worker's objects.
+            kind: "describe" (returns a remote tensor or a plain value), "fetch" (returns a local copy of a
+                tensor), or "count" (returns the number of the worker's objects).
             asked: the object to describe or to fetch.
 
         Raises:
-            RemoteError: a command has failed since the last request, or a command on which `asked` depends.
+            RemoteError: a command has failed since the last request, or `asked` depends on a command that
+                failed.
             WorkerLostError: the worker is gone.
         """
         number = next(self._numbers)
@@ -162,7 +170,7 @@ class Node:
         finally:
             del self._replies[number]
 
-        # The connection has ended without a reply.
+        # None: the connection has ended without a reply. Raise the reason.
         if content is None:
             self.check()
 
@@ -173,19 +181,19 @@ class Node:
         return from_bytes(value, data) if kind == "fetch" else value
 
     def drop(self, number: int) -> None:
-        """Let the worker free an object.
+        """Queue a command by which the worker frees object `number`.
 
-        The garbage collector may call it in any line, so it must not take a lock. `SimpleQueue.put` is
+        The garbage collector may call this at any time, so it must not take a lock. `SimpleQueue.put` is
         reentrant.
         """
         if not self._gone:
             self._unsent.put((f'[[null],"free",[{number}],[]]', NO_DATA, None))
 
     def check(self) -> None:
-        """Raise WorkerLostError if the worker is gone, SlurmddpError if it was closed."""
+        """Raise WorkerLostError if the worker is lost, and SlurmddpError if the workers were closed."""
         if self._gone == _CLOSED:
             raise SlurmddpError(
-                f"The tensor of worker {self.number} is gone: the workers were closed.",
+                f"The tensor on worker {self.number} is gone, because the workers were closed.",
                 hint="Fetch results inside of `with remote.workers(...)`.",
             )
 
@@ -193,11 +201,11 @@ class Node:
             self.loss_reported = True
             raise WorkerLostError(
                 f"Worker {self.number} (process {self.pid} on {self.host}) is gone: {self._gone}.",
-                hint="Its tensors are lost. Make them again on another worker, or start the workers again.",
+                hint="Its tensors are lost. Create them again on another worker, or restart the workers.",
             )
 
     def close(self) -> None:
-        """Close the connection; the worker ends after the commands so far."""
+        """Close the connection after all queued commands. The worker ends when it has run them."""
         if not self._gone:
             self._gone = _CLOSED
         self._unsent.put((BYE, NO_DATA, None))
@@ -206,7 +214,10 @@ class Node:
         self._channel.close()
 
     def _send(self) -> None:
-        """Send the queued commands, several in a frame; a command with a tensor's bytes ends its frame."""
+        """Send the queued commands in frames, in a thread of its own.
+
+        A frame contains up to _BATCH commands. A command with a tensor's bytes is the last of its frame.
+        """
         command = ""
         while command != BYE:
             command, data, sent = self._unsent.get()
@@ -214,12 +225,12 @@ class Node:
             self._awaited.clear()
 
             commands = [command]
-            # The garbage collector may have queued a command after the goodbye.
+            # Stop at BYE, after which the garbage collector may have queued commands.
             while command != BYE and data is NO_DATA and len(commands) < _BATCH and not self._unsent.empty():
                 command, data, sent = self._unsent.get()
                 commands.append(command)
 
-            # `_receive` notices the end of the connection.
+            # Ignore the error here: `_receive` handles the end of the connection.
             with suppress(OSError):
                 self._channel.send("\n".join(commands), data)
 
@@ -227,13 +238,16 @@ class Node:
                 sent.set()
 
     def _receive(self) -> None:
-        """Give each reply to the request that waits for it; end all requests with the connection."""
+        """Receive replies, in a thread of its own, and give each to the request that waits for it.
+
+        When the connection ends, all requests get None.
+        """
         try:
             while True:
                 text, data = self._channel.receive()
                 number, failure, value = self._encoding.decode(text)
                 reply = self._replies.get(number)
-                # Ctrl-C may have ended the request.
+                # The request may be gone, if Ctrl-C has interrupted it.
                 if reply is not None:
                     reply.set_result((failure, value, data))
         except Exception as error:
@@ -245,7 +259,13 @@ class Node:
                 reply.set_result(None)
 
     def _describe(self, value: Any) -> Any:
-        """Return the description of an object of this worker, or of a local tensor with a single number."""
+        """Return the JSON form of an operand: an object on this worker, or a local 0-dim tensor.
+
+        Return None for other types.
+
+        Raises:
+            ConfigError: the object is on another worker, or is a larger local tensor.
+        """
         reference = getattr(value, "reference", None)
         if isinstance(reference, Owned) and reference.node is self:
             return {"ref": reference.number}
@@ -258,23 +278,23 @@ class Node:
 
 
 def misplaced(what: str, *operands: Any) -> ConfigError:
-    """Return the error for two operands in different places.
+    """Return the error for an operation whose operands are not on one worker.
 
     Args:
         what: the operation, at the beginning of the sentence.
-        operands: two operands; each is a tensor, a result, or the description of an operand.
+        operands: two of the operands: tensors, results of calls, or texts that describe them.
     """
     first, second = (operand if isinstance(operand, str) else _described(operand) for operand in operands)
     return ConfigError(
         f"{what} got {first} and {second}.",
-        hint="An operation runs where all of its operands are. Move one of them first: remote.send(x, NODE) "
-        "to a worker, x.fetch() to this process. Create new ones inside of `with remote.node(NODE):`, where "
-        "backward() creates its own too.",
+        hint="All operands of an operation must be on one worker. Move one first: remote.send(x, NODE) "
+        "to a worker, x.fetch() to this process. Create new tensors inside of `with remote.node(NODE):`, and "
+        "call backward() there too.",
     )
 
 
 def _described(value: Any) -> str:
-    """Return the kind and the place of a tensor or a result, for an error."""
+    """Return a text with the shape and the process of a tensor or a result, for the error."""
     kind = "a result"
     if isinstance(value, torch.Tensor):
         kind = f"a tensor of shape {tuple(value.shape)}"

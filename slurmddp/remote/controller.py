@@ -47,7 +47,7 @@ Tensors = torch.Tensor | Sequence[torch.Tensor]
 
 
 class Workers:
-    """Processes that hold tensors and run operations on them; a context manager.
+    """The worker processes, on which tensors are stored and operations run; a context manager.
 
     Args:
         count: the number of workers to start. Under `slurmddp controller` it has no effect: the job's ranks
@@ -67,26 +67,27 @@ class Workers:
     current: Workers | None = None
 
     def __init__(self, count: int | None = None) -> None:
-        # Under `slurmddp controller`: the descriptor of the listener, and the number of ranks.
+        # `slurmddp controller` sets the variable: the descriptor of the listener, and the number of ranks.
         listener, _, ranks = os.environ.get(names.CONTROLLER_VARIABLE, "").partition(":")
         self._count = int(ranks or count or 0)
         if self._count < 1:
             raise ConfigError(
-                f"workers({'' if count is None else count}) has no number of workers.",
+                f"workers({'' if count is None else count}) needs a number of workers, 1 or more.",
                 hint="Use workers(4), or start the script by `slurmddp controller -n 4`.",
             )
 
         if Workers.current is not None:
             raise ConfigError(
                 "Other workers are still open in this process.",
-                hint="Close them first: remote.workers.current.close().",
+                hint="Close them first by remote.workers.current.close().",
             )
 
         self.nodes: dict[int, Node] = {}
         self._callers = threading.BoundedSemaphore(self._count + _MOST_STRANGERS)
         self._process: subprocess.Popen[bytes] | None = None
         if listener:
-            # A copy, so that closing it leaves the inherited descriptor for later workers of the script.
+            # Duplicate the descriptor: this one is closed, and later workers of the script use the inherited
+            # one.
             self._listener = socket.socket(fileno=os.dup(int(listener)))
             self._secret = os.environ[names.SECRET_VARIABLE]
         else:
@@ -113,12 +114,13 @@ class Workers:
             *(sys.executable, "-m", "slurmddp.remote.job"),
             *("--connect", address, str(port), str(self._count)),
         ]
-        # Calls name modules that this script can import.
+        # Give the workers this script's import path, because remote.call names modules that the script can
+        # import.
         paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
         environment = {**os.environ, "PYTHONPATH": paths}
 
         if in_allocation:
-            # A worker that has died must not end the other workers.
+            # Don't let srun end the other workers if one has died.
             options = [f"--ntasks={self._count}", "--kill-on-bad-exit=0", "--unbuffered"]
             command = ["srun", *STEP_OPTIONS, *options, *command]
         else:
@@ -126,18 +128,22 @@ class Workers:
             environment = scrub(environment) | launch
         environment[names.SECRET_VARIABLE] = self._secret
 
-        # A session without a terminal: Ctrl-C is for the controller only.
+        # Start a new session without a terminal, so that Ctrl-C reaches only the controller.
         self._process = subprocess.Popen(
             command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL
         )
 
     def _await_all(self) -> None:
-        """Admit callers that prove the secret until all workers are here."""
+        """Accept connections until all workers are connected and authenticated.
+
+        Raises:
+            RankFailure: a worker did not start.
+        """
         deadline = time.monotonic() + _START_S
         self._listener.settimeout(_POLL_S)
         while len(self.nodes) < self._count:
             self._refuse_missing(deadline)
-            # Further callers wait in the listener's queue.
+            # Limit the threads: further connections wait in the listener's queue.
             if not self._callers.acquire(timeout=_POLL_S):
                 continue
 
@@ -153,7 +159,7 @@ class Workers:
         self._listener.close()
 
     def _refuse_missing(self, deadline: float) -> None:
-        """Raise RankFailure if workers are missing and no further worker will connect."""
+        """Raise RankFailure if workers are missing and their starter has ended, or the deadline is over."""
         has_ended = self._process is not None and self._process.poll() is not None
         if not has_ended and time.monotonic() <= deadline:
             return
@@ -162,19 +168,19 @@ class Workers:
         if missing:
             raise RankFailure(
                 f"Worker(s) {', '.join(map(str, missing))} of {self._count} did not start.",
-                hint="Their last lines stand above, or in the logs of their ranks.",
+                hint="See their last output above, or in the logs of their ranks.",
             )
 
     def _admit(self, end: socket.socket) -> None:
-        """Add a caller to the workers if it proves that it knows the secret."""
-        # A time-out of the socket would begin again with each byte.
+        """Authenticate a connection and add its worker to `nodes`; drop the connection if that fails."""
+        # Use a timer, because a time-out of the socket would begin again with each byte.
         limit = threading.Timer(_PROOF_S, partial(_shut_down, end))
         limit.start()
         try:
             admitted, facts = channel.meet(end, self._secret, "controller")
             self.nodes[facts[0]] = Node(admitted, facts, described)
         except ConnectionError:
-            # A stranger, or a worker that has died.
+            # It was another program, or a worker that has died. The connection is closed.
             pass
         finally:
             limit.cancel()
@@ -194,7 +200,7 @@ class Workers:
         return self._count
 
     def close(self) -> None:
-        """End the workers; kill the workers that don't end within 10 seconds."""
+        """Let the workers end after their queued commands; kill those that don't end within 10 seconds."""
         Workers.current = None
         self._listener.close()
         for node in self.nodes.values():
@@ -203,7 +209,7 @@ class Workers:
         if self._process is None:
             return
 
-        # Workers that have never connected don't know that they shall end.
+        # Don't wait if no worker has connected: only a connected worker is told to end.
         deadline = time.monotonic() + (_END_S if self.nodes else 0)
         leader = self._process.pid
         while time.monotonic() < deadline and (self._process.poll() is None or process.exists(-leader)):
@@ -222,16 +228,20 @@ class Workers:
         )
 
     def synchronize(self) -> None:
-        """Wait until all workers have run all commands so far; raise the first error that a worker reports.
+        """Wait until all workers have run all commands that were queued.
 
-        A worker is skipped if its loss has been reported before.
+        Workers for which a WorkerLostError was raised before are skipped.
+
+        Raises:
+            RemoteError: a command has failed on a worker; the first error is raised.
+            WorkerLostError: a worker is gone.
         """
         for node in self.nodes.values():
             if not node.loss_reported:
                 node.ask("count")
 
     def live_objects(self, node: int) -> int:
-        """Wait for a worker, and return the number of tensors and other objects that it holds."""
+        """Wait for worker `node`, and return the number of tensors and other objects that it stores."""
         count: int = self.node(node).ask("count")
         return count
 
@@ -241,14 +251,17 @@ class Workers:
         """Reduce tensors of different workers in place, without waiting.
 
         Args:
-            tensors: for each worker that takes part a tensor, or a list of tensors of one dtype. All workers
-                have the same shapes.
+            tensors: for each worker that takes part, a tensor or a list of tensors of one dtype. The shapes
+                must be the same on all workers.
             op: sum, mean, min, max or product. The mean divides before it adds, as DDP does.
         """
         _collective("reduce", tensors, op)
 
     def average_gradients(self, replicas: Sequence[torch.nn.Module]) -> None:
-        """Average the gradients of a model's copies on different workers, as one tensor, without waiting."""
+        """Average the gradients of copies of a model on different workers, without waiting.
+
+        All gradients of a copy are exchanged as one tensor.
+        """
         gradients = [
             [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
             for model in replicas
@@ -256,11 +269,11 @@ class Workers:
         self.all_reduce(gradients, "mean")
 
     def reduce(self, tensors: Sequence[Tensors], node: int, op: str = "sum") -> None:
-        """Reduce into the tensors of worker `node`, without waiting; see `all_reduce`."""
+        """Reduce tensors of workers into those of worker `node`, without waiting; see `all_reduce`."""
         _collective("reduce", tensors, op, node)
 
     def broadcast(self, tensors: Sequence[Tensors], node: int) -> None:
-        """Overwrite the tensors of the other workers with the tensors of worker `node`, without waiting."""
+        """Copy the tensors of worker `node` into the tensors of the other workers, without waiting."""
         _collective("broadcast", tensors, node=node)
 
     def all_gather(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -270,7 +283,7 @@ class Workers:
             tensors: a tensor of each worker that takes part, with the same shape and dtype on all workers.
 
         Returns:
-            For each worker, in the order of their numbers, copies of all tensors on this worker.
+            A list for each worker, in the order of the numbers: the copies of all tensors on this worker.
         """
         parts = _parts_of(tensors)
         gathered: list[list[torch.Tensor]] = [[tensor.clone() for _ in parts] for (tensor,) in parts]
@@ -280,13 +293,17 @@ class Workers:
 
 
 def _shut_down(end: socket.socket) -> None:
-    """End a connection, also for a thread that reads from it."""
+    """Shut a connection down, so that a thread that reads from it gets an error."""
     with suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
 
 
 def _collective(kind: str, given: Sequence[Tensors], op: str | None = None, node: int | None = None) -> None:
-    """Check a collective, and queue it on the workers; see `collective.run`."""
+    """Check the arguments of a collective, and queue it on the workers; they are as for `collective.run`.
+
+    Raises:
+        ConfigError: the tensors don't fit together, or there is no such reduction or node.
+    """
     parts = _parts_of(given)
     nodes = [part[0].get_node() for part in parts]
     reductions = collective.REDUCTIONS
@@ -301,12 +318,12 @@ def _collective(kind: str, given: Sequence[Tensors], op: str | None = None, node
     if len(parts) > 1:
         exchange(kind, parts, op, node)
 
-    # autograd then refuses a backward pass that needs the values from before the collective.
+    # Mark the tensors as changed, so that autograd refuses a backward pass that needs their former values.
     torch.autograd.graph.increment_version([tensor.detach() for part in parts for tensor in part])
 
 
 def _parts_of(given: Sequence[Tensors]) -> list[list[Any]]:
-    """Return the tensors of each worker, in the order of the workers' numbers.
+    """Return a list of tensors for each worker, in the order of the workers' numbers.
 
     Raises:
         ConfigError: the workers' tensors differ in shapes or dtypes, or a worker has no tensors.

@@ -58,7 +58,7 @@ class Meta(NamedTuple):
 
     @staticmethod
     def of(tensor: torch.Tensor, device: str) -> Meta:
-        """Return the facts of a tensor of this process, for a tensor on a worker's `device`."""
+        """Return the Meta that `tensor` would have on the device `device` of a worker."""
         return Meta(
             tuple(tensor.shape),
             tensor.stride(),
@@ -69,14 +69,14 @@ class Meta(NamedTuple):
         )
 
     def tensor(self) -> torch.Tensor:
-        """Return a meta tensor with these facts."""
+        """Return a meta tensor of this shape, layout and dtype."""
         base = torch.empty(_BASE_ELEMENTS, dtype=self.dtype, device="meta")
         view = base.as_strided(self.shape, self.stride, self.offset)
         return view.conj() if self.is_conjugate else view
 
 
 class RemoteTensor(torch.Tensor):
-    """A tensor on a worker, without data in this process; `fetch` copies the data to this process."""
+    """Tensor whose data is on a worker. Operations on it run there; `fetch` copies it to this process."""
 
     meta: Meta
     reference: Owned
@@ -102,7 +102,7 @@ class RemoteTensor(torch.Tensor):
         """Return the number of the worker that holds this tensor."""
         return int(self.reference.node.number)
 
-    # Unlike torch's method, which returns the index of a GPU.
+    # This differs from torch's method, which returns the index of a GPU.
     def get_device(self) -> str:
         """Return the device on the worker: `cpu`, `cuda:0`, ..."""
         return self.meta.device
@@ -112,7 +112,7 @@ class RemoteTensor(torch.Tensor):
         return torch.device(self.meta.device)
 
     def fetch(self) -> torch.Tensor:
-        """Wait for the worker and copy this tensor to this process; gradients go back the same way.
+        """Wait for the worker, and copy this tensor to this process; autograd copies the gradient back.
 
         Returns:
             A local CPU tensor of the same shape and dtype.
@@ -126,20 +126,24 @@ class RemoteTensor(torch.Tensor):
     cpu = fetch
 
     def cuda(self, device: Any = None, **_: Any) -> torch.Tensor:
-        """Copy to the GPU of the worker, or to GPU `device`; raise ConfigError if the worker has no GPU."""
+        """Return a copy on the GPU of the worker, or on its GPU `device`.
+
+        Raises:
+            ConfigError: the worker has no GPU.
+        """
         if isinstance(device, int):
             device = torch.device("cuda", device)
         return self._to_device(device or "cuda")
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Convert dtype or device as torch does; the tensor stays on its worker."""
+        """Convert dtype and device as `torch.Tensor.to` does; the device is one of the tensor's worker."""
         if args and isinstance(args[0], torch.Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
 
         must_copy = kwargs.pop("copy", False)
         device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         moved = self if device is None else self._to_device(device)
-        # A tensor on another device is a copy already.
+        # A tensor that was moved to another device is a copy already.
         options: Any = {"copy": must_copy and moved is self, "memory_format": memory_format}
 
         return torch.Tensor.to(moved, dtype=dtype or self.dtype, **options)
@@ -153,7 +157,7 @@ class RemoteTensor(torch.Tensor):
                 hint="Leave out .cuda(), or start the workers where there are GPUs.",
             )
 
-        # `cuda` without an index is the GPU of the worker.
+        # "cuda" without an index stands for the GPU of the worker.
         name = node.device if device == torch.device("cuda") else str(device)
         return self if name == self.meta.device else move(self, node, name)
 
@@ -178,7 +182,7 @@ class RemoteTensor(torch.Tensor):
         return f"RemoteTensor(node={self.get_node()}, {facts})"
 
     def __format__(self, spec: str) -> str:
-        # A specification such as `.3f` formats a number, as for a local tensor.
+        # As for a local tensor, a specification such as `.3f` formats the number in a 0-dim tensor.
         return format(self.item() if spec and not self.dim() else repr(self), spec)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -189,24 +193,26 @@ class RemoteTensor(torch.Tensor):
         return memo.setdefault(id(self), copied.requires_grad_(self.requires_grad))
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise ConfigError(f"{self!r} has no data here.", hint="Use its copy in this process: x.fetch().")
+        raise ConfigError(
+            f"{self!r} has no data in this process.", hint="Copy it to this process first: x.fetch()."
+        )
 
     data_ptr = untyped_storage = apply_ = map_ = share_memory_ = __dlpack__ = __dlpack_device__ = _refuse
-    # torch.save and pickle ask for the data by this method.
+    # torch.save and pickle call this method to get the data.
     __reduce_ex__ = _refuse
 
 
 def described(node: Node, content: Sequence[Any]) -> RemoteTensor:
-    """Return the remote tensor that a worker has described in a reply."""
+    """Return the remote tensor for `content`, the description in a reply of worker `node`."""
     number, shape, stride, *other_facts = content
     return RemoteTensor(Meta(tuple(shape), tuple(stride), *other_facts), Owned(node, number))
 
 
-# --- copies from place to place
+# --- copies between workers and this process
 
 
 class _Move(torch.autograd.Function):
-    """A copy to another place; its gradient is copied back."""
+    """Copy to a worker or to this process, for autograd: the backward pass copies the gradient back."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, node: Node | None, device: str) -> torch.Tensor:
@@ -219,12 +225,12 @@ class _Move(torch.autograd.Function):
 
 
 def move(tensor: torch.Tensor, node: Node | None, device: str = "cpu") -> torch.Tensor:
-    """Return a copy of a local or remote tensor on a worker, or in this process; gradients go back.
+    """Copy a tensor to a worker or to this process; autograd copies its gradient back.
 
     Args:
         tensor: a local or remote tensor.
-        node: the worker; None: this process.
-        device: the device there.
+        node: the worker that gets the copy. None: this process.
+        device: the device of the copy.
     """
     moved: torch.Tensor = _Move.apply(tensor, node, device)  # type: ignore[no-untyped-call]
     return moved
@@ -241,9 +247,11 @@ def _copy(tensor: torch.Tensor, node: Node | None, device: str = "cpu") -> torch
         return local.to(device)
 
     if tensor.layout is not torch.strided:
-        raise ConfigError(f"A {tensor.layout} tensor can't go to a worker.", hint="Send x.to_dense().")
+        raise ConfigError(
+            f"A {tensor.layout} tensor can't go to a worker.", hint="Send a dense tensor: x.to_dense()."
+        )
 
-    # The copy has the strides that torch gives to copies.
+    # Find the strides of the copy as torch does, by a meta tensor.
     like = torch.empty_like(Meta.of(tensor, device).tensor())
     copied = RemoteTensor(Meta.of(like, device), node.new())
     number = copied.reference.number
@@ -260,16 +268,16 @@ def _copy(tensor: torch.Tensor, node: Node | None, device: str = "cpu") -> torch
 
 
 def exchange(kind: str, parts: list[list[Any]], op: str | None = None, node: int | None = None) -> None:
-    """Queue a collective on the workers of its tensors, without waiting; see `collective.run`.
+    """Queue a collective (`collective.run`) on the workers of its tensors, without waiting.
 
     Args:
         kind: the collective.
         parts: the tensors of each worker.
-        op: the reduction; None: `kind` reduces nothing.
+        op: the name of the reduction. None: `kind` is no reduction.
         node: the worker that sends, or that receives a reduction; None: all workers receive.
 
     Raises:
-        WorkerLostError: a worker is gone, and the other workers would wait for it.
+        WorkerLostError: a worker is gone, so that the other workers would wait for it.
     """
     parts = sorted(parts, key=lambda part: part[0].get_node())
     workers = [part[0].reference.node for part in parts]
@@ -289,22 +297,25 @@ def exchange(kind: str, parts: list[list[Any]], op: str | None = None, node: int
 
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: Node | None = None) -> Any:
-    """Queue an operation on the worker of its operands; return its results.
+    """Queue an operation on the worker of its operands, and return its results as remote tensors.
+
+    It waits for the worker only if the results are not tensors, or their shapes depend on values.
 
     Args:
         func: an operation of `torch.ops`.
         args: the positional arguments.
         kwargs: the named arguments.
-        node: the worker of an operation without operands, such as a factory.
+        node: the worker that runs an operation without operands, such as `zeros`. None: the worker of the
+            operands.
 
     Raises:
-        ConfigError: the operands are in several places.
+        ConfigError: the operands are not on one worker.
         RuntimeError: torch's error for operands whose shapes or dtypes don't fit.
     """
     if func in _ALIASES:
         return RemoteTensor(args[0].meta, args[0].reference)
 
-    # The only operation that may cross places.
+    # copy_ is the only operation whose operands may be on different workers or in this process.
     if func is _COPY:
         target, source, *_ = args
         if not isinstance(target, RemoteTensor):
@@ -325,7 +336,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
     if node is not None:
         kwargs = {**kwargs, "device": torch.device(place)}
 
-    # A size may follow from a number such as the 0.1 of arange(0, 1, 0.1).
+    # Plans then depend on exact numbers: in arange(0, 1, 0.1) the size follows from the 0.1.
     exact = node is not None or "upsample" in func._schema.name
     args_key = _key(args, operands, exact)
     kwargs_key = _key([*kwargs.values()], operands, exact)
@@ -344,14 +355,18 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
 
 
 def _beside(target: torch.Tensor, index: Any) -> Any:
-    """Return an index on the worker of its target: a copy if the index is in this process."""
+    """Return `index` on the worker of `target`: a copy if it is in this process, otherwise `index` itself."""
     if index is None or isinstance(index, RemoteTensor) or not isinstance(target, RemoteTensor):
         return index
     return _copy(index, target.reference.node, target.meta.device)
 
 
 def common_node(what: Any, operands: Sequence[Any]) -> Node:
-    """Return the worker that holds all operands of `what`; raise ConfigError if they are in two places."""
+    """Return the worker that has all operands of the operation `what`.
+
+    Raises:
+        ConfigError: an operand is on another worker or in this process.
+    """
     first = next((operand for operand in operands if isinstance(operand, RemoteTensor)), operands[0])
     for other in operands:
         if not isinstance(other, RemoteTensor) or other.reference.node is not first.reference.node:
@@ -362,16 +377,19 @@ def common_node(what: Any, operands: Sequence[Any]) -> Node:
 
 
 def _key(value: Any, operands: list[Any], exact: bool) -> Any:
-    """Return the facts of an argument on which the shapes of results depend; add tensors to `operands`.
+    """Return the part of a plan's key for an argument: all that the shapes of results may depend on.
 
-    With `exact`, shapes may depend on the values of floating point numbers.
+    Args:
+        value: the argument.
+        operands: a list to which the tensors in `value` are added.
+        exact: whether shapes may depend on the values of numbers, and not only on their types.
     """
     kind = type(value)
     if kind is RemoteTensor:
         operands.append(value)
         return value.meta
 
-    # With the type, because True and 1.0 equal 1 as keys.
+    # Include the type, because True and 1.0 equal 1 as keys.
     if kind in _NUMBERS:
         return (kind, value) if exact or kind is bool else kind
     if isinstance(value, (list, tuple)):
@@ -387,13 +405,13 @@ def _key(value: Any, operands: list[Any], exact: bool) -> Any:
 
 @dataclass
 class _Plan:
-    """The results of an operation on operands of certain shapes.
+    """The results of an operation for operands of certain shapes, known before the worker has run it.
 
     Attributes:
         command: the import path of the operation, for the worker.
-        leaves: for each result the facts of a new tensor, or the position of the operand that the operation
+        leaves: for each result the Meta of a new tensor, or the index of the operand that the operation
             changes in place, or None.
-        structure: the tree of the results, without its leaves; None: only the worker knows the results.
+        structure: torch's tree structure of the results. None: only the worker can find the results.
     """
 
     command: str
@@ -401,7 +419,7 @@ class _Plan:
     structure: Any = None
 
     def run(self, node: Node, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any]) -> Any:
-        """Queue the operation on `node`; return its results."""
+        """Queue the operation on `node`, and return its results; wait for results that the plan lacks."""
         named = list(kwargs.items())
         if self.structure is None:
             result = node.new()
@@ -427,14 +445,14 @@ _plans: dict[Any, _Plan] = {}
 
 
 def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any]) -> _Plan:
-    """Run an operation on meta tensors; return the plan of its results."""
+    """Run an operation on meta tensors to find the shapes of its results, and return the plan."""
     _require_remote_targets(func, args, kwargs, operands)
     metas: list[torch.Tensor] = []
 
     def without_data(tensor: torch.Tensor) -> torch.Tensor:
         if not isinstance(tensor, RemoteTensor):
             return torch.empty((), dtype=tensor.dtype, device="meta")
-        # In the order of `_key`, so that positions are positions in `operands`.
+        # The order is that of `_key`, so that an index in `metas` is an index in `operands`.
         metas.append(tensor.meta.tensor())
         return metas[-1]
 
@@ -445,7 +463,7 @@ def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[An
     try:
         result = func(*unnamed, **named)
     except Exception as error:
-        # Only the worker, which has the values, can find the shapes.
+        # The shapes depend on values, which only the worker has. Return a plan without them.
         if isinstance(error, NotImplementedError) or _BY_VALUES & set(func.tags):
             return plan
         raise
@@ -454,7 +472,8 @@ def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[An
     if func._schema.returns and not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         return plan
 
-    # A factory has an argument `device`. Among operands, a tensor of a single number may be on the CPU.
+    # A factory has an argument `device`. Otherwise take the operand with the most dimensions, because a 0-dim
+    # operand may be on the CPU while the others are on a GPU.
     device = str(kwargs.get("device") or max(operands, key=torch.Tensor.dim).meta.device)
     plan.leaves = [None if leaf is None else _leaf(func, leaf, metas, operands, device) for leaf in leaves]
     plan.structure = structure
@@ -473,7 +492,7 @@ def _require_remote_targets(func: Any, args: Any, kwargs: Mapping[str, Any], ope
 
 
 def _leaf(func: Any, result: Any, metas: Sequence[Any], operands: Sequence[Any], device: str) -> Meta | int:
-    """Return the facts of a new tensor, or the position of the operand that was changed in place."""
+    """Return the Meta of a new tensor, or the index of the operand that was changed in place."""
     position = next((number for number, meta in enumerate(metas) if meta is result), None)
     if position is None:
         return Meta.of(result, device)

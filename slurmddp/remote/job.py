@@ -34,11 +34,11 @@ from slurmddp.training.process_group.setup import RankContext, finish, start
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve a controller.
+    """Run a worker of a controller; on rank 0 of a job, also run the controller's script.
 
     Args:
-        arguments: `--connect ADDRESS PORT WORLD_SIZE`, or the controller's script or `-m MODULE` with its
-            arguments.
+        arguments: `--connect ADDRESS PORT WORLD_SIZE` for the workers that a script starts. Under `slurmddp
+            controller`: the script or `-m MODULE`, and its arguments.
 
     Returns:
         The exit code of the script on rank 0 of a job, and 0 elsewhere.
@@ -46,10 +46,10 @@ def main(arguments: Sequence[str]) -> int:
     if not os.environ.get(SECRET_VARIABLE):
         raise ConfigError(
             f"{SECRET_VARIABLE} is not set, so anybody could control these workers.",
-            hint="Start the script by `slurmddp controller`, which draws a secret.",
+            hint="Start the script by `slurmddp controller`, which sets it.",
         )
 
-    # Ctrl-C is for the controller.
+    # Ignore Ctrl-C, which is for the controller.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments[0] == "--connect":
         _, host, port, world_size = arguments
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         serve((host, int(port)), _context())
         return EXIT_FINISHED
 
-    # Calls name modules beside the script.
+    # Add the script's folder to the import path, because remote.call may name modules in it.
     folder = Path.cwd() if arguments[0] == "-m" else Path(arguments[0]).resolve().parent
     sys.path.insert(0, str(folder))
     context = _context()
@@ -72,38 +72,38 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _fork(world_size: int) -> None:
-    """Fork this process into `world_size` ranks; they share the cost of importing torch."""
+    """Fork this process into `world_size` ranks, so that torch is imported only once."""
     rank = 0
     for child_rank in range(1, world_size):
         if os.fork() == 0:
             rank = child_rank
             break
 
-    # Forked processes would draw the same random numbers.
+    # Seed the random numbers anew, because forked processes would draw the same ones.
     interpreter.draw_anew()
     os.environ.update(rank_environment(RankInfo(environment="local"), rank, world_size))
 
 
 def _context() -> RankContext:
-    """Make this process a rank of the workers' process group."""
+    """Join the process group of the workers, and return this rank's context."""
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     return start(detect(os.environ), backend=backend)
 
 
 def serve(address: tuple[str, int], context: RankContext, lost: Callable[[], int] = lambda: 0) -> None:
-    """Serve the controller at an address until its goodbye.
+    """Connect to the controller, and run its commands until it ends the connection.
 
     Args:
         address: host and port of the controller.
         context: this rank.
-        lost: called if the controller dies; this process then exits with the returned code.
+        lost: called if the controller dies. This process then exits with the code that it returns.
     """
     facts = context.info.rank, socket.gethostname(), os.getpid(), str(context.device)
     try:
         end = socket.create_connection(address)
         controller, _ = channel.meet(end, os.environ.get(SECRET_VARIABLE, ""), "worker", *facts)
     except ConnectionError:
-        # The script has ended without a connection to this worker.
+        # The script has ended before it accepted this worker.
         return
 
     Worker(controller, lost).serve()
@@ -112,7 +112,11 @@ def serve(address: tuple[str, int], context: RankContext, lost: Callable[[], int
 
 
 def _start(arguments: Sequence[str], info: RankInfo) -> tuple[Callable[[], int], tuple[str, int]]:
-    """Start the script; return a function that waits for its exit code, and the listener's host and port."""
+    """Start the controller's script with a listening socket for the workers.
+
+    Returns:
+        A function that waits for the script's exit code, and the host and port of the socket.
+    """
     with listen_as_rank_zero(info, [0]) as listener:
         environment = {
             **scrub(os.environ),
@@ -122,7 +126,7 @@ def _start(arguments: Sequence[str], info: RankInfo) -> tuple[Callable[[], int],
         }
         command = [sys.executable, *arguments]
         script = process.start_bound(command, signal.SIGTERM, env=environment, pass_fds=[listener.fileno()])
-        # Ctrl-C reaches this rank, and it is for the script.
+        # Pass Ctrl-C on: it reaches this rank, but is for the script.
         signal.signal(signal.SIGINT, lambda number, _: script.send_signal(number))
 
         return script.wait, listener.getsockname()[:2]

@@ -29,11 +29,12 @@ _MAKERS: dict[str, Callable[[Any], Any]] = {
 
 
 class MessageEncoding:
-    """Encode and decode the values of one end of a connection.
+    """Encoder and decoder of the messages at one end of a connection.
 
     Args:
-        describe: returns a tag and its content for a tensor or another object; None if it has no description.
-        find: for each tag of the other end's `describe`, the function that returns the object.
+        describe: returns a dict with a tag and its content for a tensor or another object of this end; None
+            for objects that can't be sent.
+        find: by tag, the functions that return the object for a content that the other end has described.
     """
 
     def __init__(self, describe: Callable[[Any], Any], **find: Callable[[Any], Any]) -> None:
@@ -43,7 +44,11 @@ class MessageEncoding:
         self.decode = json.JSONDecoder(object_hook=self._untagged).decode
 
     def _tagged(self, value: Any) -> Any:
-        """Return a tag and its content for a value of a type that JSON does not have."""
+        """Return a dict with a tag and its content for a value of a type that JSON lacks.
+
+        Raises:
+            ConfigError: values of this type can't be sent.
+        """
         if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
             return {"torch": str(value).removeprefix("torch.")}
         if isinstance(value, torch.device):
@@ -55,8 +60,8 @@ class MessageEncoding:
         if description is None:
             raise ConfigError(
                 f"A value of type {type(value).__name__} can't go to a worker or back: {value!r:.80}.",
-                hint="Send tensors, numbers, texts, lists and dictionaries; create other objects on the "
-                "worker by remote.call().",
+                hint="Send tensors, numbers, strings, lists and dicts. Create other objects on the worker by "
+                "remote.call().",
             )
 
         return description
@@ -67,7 +72,7 @@ class MessageEncoding:
 
 
 def without_dicts(value: Any) -> Any:
-    """Return `value` with tags in place of dictionaries, and lists in place of tuples."""
+    """Return `value` with each dict replaced by a tag and a list of its items, and each tuple by a list."""
     if isinstance(value, dict):
         return {"dict": [[key, without_dicts(item)] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):
@@ -76,17 +81,17 @@ def without_dicts(value: Any) -> Any:
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements in one dimension; they share the memory of a contiguous tensor."""
+    """Return the elements in one dimension: a view of a contiguous tensor, else a copy."""
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    # `reshape` would keep the stride 0 of a single element.
+    # Not `reshape`, which would keep the stride 0 of a single element.
     return dense.as_strided((dense.numel(),), (1,))
 
 
 def to_bytes(tensor: torch.Tensor) -> tuple[list[Any], memoryview]:
-    """Return dtype, shape and strides of a tensor's copy, and its bytes.
+    """Return what `from_bytes` needs to copy a tensor: dtype, shape and strides, and the bytes.
 
-    The copy has the strides that torch gives to copies. The bytes share the memory of a CPU tensor that has
-    such strides.
+    The strides are those that torch gives to a copy of the tensor. If a CPU tensor has these strides already,
+    the bytes share its memory.
     """
     dense = tensor.detach().cpu().resolve_conj().resolve_neg()
     strides = torch.empty_like(dense, device="meta").stride()
@@ -97,8 +102,8 @@ def to_bytes(tensor: torch.Tensor) -> tuple[list[Any], memoryview]:
 
 
 def from_bytes(facts: list[Any], data: memoryview) -> torch.Tensor:
-    """Return the tensor of `to_bytes`, in the memory of `data` and in this process."""
+    """Return the tensor of a result of `to_bytes`; it shares the memory of `data`."""
     dtype, shape, strides = facts
-    # Inside of `with remote.node`, the new tensor would go to a worker.
+    # Leave `with remote.node` for the call, or the new tensor would be created on a worker.
     with _disable_current_modes():
         return torch.from_numpy(numpy.asarray(data)).view(dtype).as_strided(shape, strides)

@@ -23,12 +23,17 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 def _current(number: int) -> Node:
     if Workers.current is None:
-        raise ConfigError("There are no workers.", hint="Open them first: `with remote.workers(4) as w:`.")
+        raise ConfigError("No workers are open.", hint="Open them first: `with remote.workers(4) as w:`.")
     return Workers.current.node(number)
 
 
 class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Create all tensors of a block on worker `number`; operations run where their operands are, as always.
+    """Context that creates all tensors of its block on a worker.
+
+    Operations on existing tensors still run on the worker of their operands.
+
+    Args:
+        number: the number of the worker.
 
     Example:
         with remote.node(2):
@@ -42,11 +47,11 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, RemoteTensor) for kind in types):
             return dispatch(func, args, kwargs or {})
-        # The operation by which torch.tensor([...]) returns its data.
+        # torch.tensor([...]) returns its data by this operation.
         if func is aten.lift_fresh.default:
             return move(args[0], self._node)
 
-        # Only factories have no operands and return a tensor.
+        # An operation that has no operands and returns a tensor is a factory. Run all others as usual.
         returns = func._schema.returns
         has_tensors = any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs)))
         if has_tensors or not returns or str(returns[0].type) != "Tensor":
@@ -56,7 +61,7 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def factory(name: str) -> Callable[..., torch.Tensor]:
-    """Return a factory of torch, such as `torch.zeros`, that creates its tensor on worker `node`."""
+    """Return a form of torch's function `name`, such as `zeros`, that creates its tensor on worker `node`."""
     torch_factory = getattr(torch, name)
 
     def create(*args: Any, node: int, device: str | None = None, **kwargs: Any) -> torch.Tensor:
@@ -65,7 +70,7 @@ def factory(name: str) -> Callable[..., torch.Tensor]:
 
         if not isinstance(tensor, torch.Tensor):
             raise ConfigError(f"torch.{name} returns no tensor.", hint="Call it on a worker: remote.call().")
-        # A function such as `stack` makes it of tensors of this process.
+        # A function such as `stack` has made it from tensors of this process. Send it to the worker.
         if not isinstance(tensor, RemoteTensor):
             tensor = send(tensor, node)
 
@@ -74,15 +79,16 @@ def factory(name: str) -> Callable[..., torch.Tensor]:
         placed: torch.Tensor = tensor
         return placed
 
-    # The name in Python's error for a missing `node`.
+    # Python's error for a missing `node` shows this name.
     create.__qualname__ = f"remote.{name}"
     return create
 
 
 def send(tensor: torch.Tensor, node: int) -> torch.Tensor:
-    """Copy a tensor to worker `node`, also as `tensor.dist_send(node=1)`; gradients go back the same way.
+    """Copy a tensor to worker `node`, and return the remote tensor; autograd copies the gradient back.
 
-    A tensor of another worker is copied directly, not through this process.
+    `tensor.dist_send(node=1)` is another form of the call. A tensor of another worker is copied directly, not
+    through this process.
     """
     if not isinstance(tensor, torch.Tensor):
         raise ConfigError(f"remote.send takes a tensor, not {tensor!r:.80}.", hint="Use torch.tensor(...).")
@@ -90,7 +96,7 @@ def send(tensor: torch.Tensor, node: int) -> torch.Tensor:
 
 
 def module(model: Model, node: int) -> Model:
-    """Return a copy of a model on worker `node`; its forward pass creates its tensors there too.
+    """Return a copy of a model on worker `node`, whose forward pass creates new tensors there too.
 
     Optimizers, hooks and `state_dict` work as on a local model. `model.load_state_dict(copy.state_dict())`
     copies the weights back.
@@ -106,7 +112,7 @@ def module(model: Model, node: int) -> Model:
             remote_tensor = torch.nn.Parameter(remote_tensor, tensor.requires_grad)
         remote_tensors[id(tensor)] = remote_tensor
 
-    # As the memo of the copy, these tensors stand in for copies of the model's tensors.
+    # Pass the remote tensors as the memo, so that deepcopy uses them in place of copies.
     placed = copy.deepcopy(model, remote_tensors)
 
     class OnWorker(type(placed)):  # type: ignore[misc]
@@ -114,7 +120,7 @@ def module(model: Model, node: int) -> Model:
             with Placement(node):
                 return super().forward(*args, **kwargs)
 
-    # Messages show the name of the model's class.
+    # Keep the name of the model's class in messages.
     OnWorker.__name__ = OnWorker.__qualname__ = type(placed).__name__
     placed.__class__ = OnWorker
 
@@ -126,13 +132,13 @@ def call(function: str, *args: Any, node: int, **kwargs: Any) -> Owned:
 
     Args:
         function: the import path of the function; only the path goes to the worker, never code.
-        *args: numbers, texts, lists and dictionaries, tensors of the worker, and results of its calls.
+        *args: numbers, strings, lists, dicts, tensors of the worker, and results of calls on the worker.
         node: the number of the worker.
         **kwargs: as `args`.
 
     Returns:
-        The result, as an argument of further calls on the worker. Its `fetch` waits for the result: tensors
-        stay on the worker, and plain values are copied here.
+        A reference to the result, which may be an argument of further calls on the worker. Its `fetch` waits
+        for the result, and returns a remote tensor or a copy of a plain value.
 
     Example:
         env = remote.call("my_project.environment.make", "maze", node=1)
@@ -151,7 +157,10 @@ def call(function: str, *args: Any, node: int, **kwargs: Any) -> Owned:
 
 
 class Event:
-    """A mark in the sequence of a worker's commands, created by `remote.record_event(node=1)`."""
+    """A point in the sequence of a worker's commands, for which others can wait.
+
+    `remote.record_event(node=1)` creates it.
+    """
 
     def __init__(self, node: int) -> None:
         self._node = _current(node)
@@ -159,11 +168,11 @@ class Event:
         self._node.run([None], collective.reach, [self._name])
 
     def wait(self, node: int) -> None:
-        """Let worker `node` run no further command until the event's worker has reached the event."""
+        """Let the later commands of worker `node` wait until the event's worker has reached the event."""
         other = _current(node)
         if other is not self._node:
             other.run([None], collective.wait_for, [self._name])
 
     def synchronize(self) -> None:
-        """Wait in this process until the event's worker has run all commands queued so far."""
+        """Wait in this process until the event's worker has run all commands that are queued now."""
         self._node.ask("count")

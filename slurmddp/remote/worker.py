@@ -25,11 +25,11 @@ from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, t
 
 
 class Worker:
-    """Run the commands of a controller until its goodbye.
+    """The worker's end of the connection to a controller: it runs commands and stores their results.
 
     Args:
         controller: the connection to the controller.
-        lost: returns the exit code of this process if the controller is lost.
+        lost: called if the connection to the controller is lost. It returns the exit code of this process.
     """
 
     def __init__(self, controller: Channel, lost: Callable[[], int]) -> None:
@@ -49,7 +49,7 @@ class Worker:
         """The bytes of the frame whose commands are being run."""
 
     def serve(self) -> None:
-        """Run commands until the end."""
+        """Run the controller's commands until it sends BYE."""
         threading.Thread(target=self._receive, daemon=True).start()
         while True:
             text, self._data = self._received.get()
@@ -59,7 +59,10 @@ class Worker:
                 self._run(line)
 
     def _receive(self) -> None:
-        """Read the connection all the time, so that this process ends with the controller in any call."""
+        """Receive frames in a thread of its own.
+
+        So this process notices the loss of the controller, and exits, even while a command runs.
+        """
         try:
             text = ""
             while not text.endswith(BYE):
@@ -69,34 +72,35 @@ class Worker:
             os._exit(self._lost())
 
     def _run(self, line: str) -> None:
-        """Run a command; store its results, or its failure, under the numbers of its results."""
+        """Decode and run a command; store its results, or its failure, under the numbers of the results."""
         self._operand = None
         results, path, args, named = self._encoding.decode(line)
         is_whole = isinstance(results, int)
         numbers = [results] if is_whole else results
         try:
-            # The controller waits for a reply, and other workers wait for a collective, whatever has failed.
+            # Run replies and collectives even if an operand has failed: the controller or other workers wait
+            # for them.
             is_awaited = path == "reply" or path.startswith(f"{collective.__name__}.")
             if self._operand is not None and not is_awaited:
                 raise self._operand
             if path not in self._functions:
                 self._functions[path] = plugins.locate(path, key="remote.call")
 
-            # No tensor here requires a gradient, so autograd records nothing. Under `no_grad`, kernels might
-            # not compute results that only the backward pass needs.
+            # `no_grad` is not needed, because no tensor here requires a gradient. With it, kernels might not
+            # compute results that only the backward pass needs.
             result = self._functions[path](*args, **dict(named))
             objects = dict(zip(numbers, [result] if is_whole else _leaves(result), strict=True))
         except (Exception, SystemExit) as error:
             objects = dict.fromkeys(numbers, self._failure(error, path))
 
-        # Results that are no tensors have the number None.
+        # Results that are not tensors have the number None. Don't store them.
         objects.pop(None, None)
         self._objects.update(objects)
 
     def _failure(self, error: BaseException, path: str) -> CommandFailure:
-        """Return the failure of a command; remember the first failure for the next reply."""
+        """Return the failure to store for a command; keep the first one, for the next reply to report."""
         if isinstance(error, CommandFailure):
-            # The frames of its traceback would keep tensors alive.
+            # Remove the traceback, whose frames would keep tensors in memory.
             return error.with_traceback(None)
 
         text = f"{type(error).__name__}: {error} (in {path})"
@@ -113,13 +117,19 @@ class Worker:
         return from_bytes(facts, self._data).to(device)
 
     def _reply(self, number: int, kind: str, asked: Any) -> None:
-        """Reply to a request, for which the controller waits."""
+        """Send the reply to a request of the controller: a value, or a failure that was not reported yet.
+
+        Args:
+            number: the number of the request.
+            kind: "describe", "fetch" or "count", as in `Node.ask`.
+            asked: the object to describe or to fetch.
+        """
         failure = self._unreported or self._operand
         self._unreported = None
         value = asked if kind == "describe" else len(self._objects)
         data = NO_DATA
         try:
-            # Kernels may fail after their call has returned.
+            # Wait for the GPU, because kernels may fail after their call has returned.
             collective.await_gpu()
             if failure is not None:
                 raise failure
@@ -128,7 +138,7 @@ class Worker:
             text = self._encoding.encode([number, None, without_dicts(value)])
         except Exception as error:
             failure = self._failure(error, kind)
-            # This reply reports it.
+            # This reply reports the failure, so the next one need not.
             self._unreported = None
             text = self._encoding.encode([number, [failure.text, failure.traceback], None])
 
@@ -141,11 +151,16 @@ class Worker:
         return value
 
     def _describe(self, value: Any) -> Any:
-        """Return the description of a tensor for the controller; store the tensor under a new number."""
+        """Store a tensor under a new number, and return its description for the controller.
+
+        Return None for other objects.
+        """
         if not isinstance(value, torch.Tensor):
             return None
         if value.layout is not torch.strided:
-            raise TypeError(f"no remote tensor is {value.layout}; call a function that returns a dense one")
+            raise TypeError(
+                f"a remote tensor can't be {value.layout}; call a function that returns a dense tensor"
+            )
 
         self._last_negative -= 1
         tensor = value.detach()
@@ -155,6 +170,6 @@ class Worker:
 
 
 def _leaves(result: Any) -> list[Any]:
-    """Return the tensors and plain values of an operation's result."""
-    # No operation accepts None for a tensor that another operation has left undefined.
+    """Return the tensors and plain values in an operation's result, as a flat list."""
+    # Replace None, which stands for an undefined tensor: other operations accept no None as a tensor.
     return [torch.empty(0) if leaf is None else leaf for leaf in tree_leaves(result)]

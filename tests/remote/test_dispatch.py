@@ -62,7 +62,7 @@ def test_g6_operands_in_two_places_are_refused_with_both_and_the_remedy(w):
     assert y.tolist() == [[5.0] * 3] * 2, "a copy crosses places"
     with pytest.raises(ConfigError, match="no node 7"):
         remote.zeros(2, node=7)
-    with pytest.raises(ConfigError, match="has no data here"):
+    with pytest.raises(ConfigError, match="has no data in this process"):
         torch.save(x, "/dev/null")
     with pytest.raises(ConfigError, match="no GPU"):
         x.cuda()
@@ -126,7 +126,7 @@ def test_what_needs_the_data_here_is_refused_with_the_remedy(w):
     x = remote.ones(3, node=1)
     uses = [x.data_ptr, x.untyped_storage, x.share_memory_, lambda: torch.from_dlpack(x)]
     for use in (*uses, lambda: x.apply_(lambda value: value + 1)):
-        with pytest.raises(ConfigError, match="has no data here") as told:
+        with pytest.raises(ConfigError, match="has no data in this process") as told:
             use()
         assert "x.fetch()" in told.value.hint
     for make in (lambda: remote.send(torch.eye(3).to_sparse(), 1), lambda: remote.eye(3, node=1).to_sparse()):

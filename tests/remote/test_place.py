@@ -164,7 +164,7 @@ def test_a_gradient_may_make_tensors_on_its_way(w):
     there = remote.arange(4.0, node=1).requires_grad_()
     with pytest.raises(ConfigError, match="cat") as refused:
         there.prod().backward()
-    assert "backward() creates its own too" in refused.value.hint
+    assert "call backward() there too" in refused.value.hint
     with remote.node(1):
         there.prod().backward()
     assert torch.equal(there.grad.fetch(), local.grad)
