@@ -32,7 +32,7 @@ _LINE_CHARS = 400
 
 
 def signal_name(number: int) -> str:
-    """Return `SIGKILL` for 9, and `signal 40` for a number that has no name."""
+    """Return the name of a signal: `SIGKILL` for 9, and `signal 40` for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -40,7 +40,7 @@ def signal_name(number: int) -> str:
 
 
 def split_status(returncode: int) -> tuple[int | None, str | None]:
-    """Return (exit code, None) or (None, signal name) for a return code as `subprocess` gives it."""
+    """Return (exit code, None), or (None, signal name) for a negative return code of `subprocess`."""
     if returncode >= 0:
         return returncode, None
     return None, signal_name(-returncode)
@@ -58,10 +58,18 @@ def here(
     restart_count: int = 0,
     oom: str | None = None,
 ) -> Failure:
-    """Return the failure of a process that ended on this host just now.
+    """Return the failure of a process that has just ended on this host, with its cause.
 
-    The cause is found in all `lines` (see `last_lines`) unless it is given; the last of them are kept.
-    `oom` is what `OomWatch.verdict` says.
+    Args:
+        returncode: the return code as `subprocess` gives it.
+        node_rank: the number of this node.
+        rank: the rank of the process; None for an agent.
+        local_rank: the local rank of the process; None for an agent.
+        lines: the last lines of the process (see `last_lines`); the failure keeps the most useful of them.
+        cause: the cause; None to find it in `lines`.
+        remedy: the advice that the process itself printed.
+        restart_count: the number of restarts in place before the failure.
+        oom: the result of `OomWatch.verdict`.
     """
     failure = unexplained(
         returncode,
@@ -85,9 +93,16 @@ def unexplained(
     restart_count: int = 0,
     oom: str | None = None,
 ) -> UnexplainedFailure:
-    """Return the failure of a process that ended on this host just now; its reason is found later.
+    """Return the failure of a process that has just ended on this host; its cause is found later.
 
-    `lines` returns the last lines of the process, also after another process has replaced it.
+    Args:
+        returncode: the return code as `subprocess` gives it.
+        lines: returns the last lines of this process, even if its successor has written to the same log.
+        node_rank: the number of this node.
+        rank: the rank of the process; None for an agent.
+        local_rank: the local rank of the process; None for an agent.
+        restart_count: the number of restarts in place before the failure.
+        oom: the result of `OomWatch.verdict`.
     """
     code, name = split_status(returncode)
     return UnexplainedFailure(
@@ -107,9 +122,13 @@ def unexplained(
 def last_lines(
     log: Path, count: int = _READ_LINES, *, since: int = 0, until: int | None = None
 ) -> tuple[str, ...]:
-    """Return the last `count` lines of a log, each cut to a readable length; empty if it can't be read.
+    """Return the last `count` lines that a process wrote to a log; empty if the log can't be read.
 
-    Other processes wrote the bytes before `since` and from `until` on.
+    Args:
+        log: the path of the log.
+        count: the number of lines; more are returned as in `tail_of`.
+        since: the offset at which the lines of the process begin, after those of an earlier process.
+        until: the offset at which they end; None for the end of the file.
     """
     lines: tuple[str, ...] = ()
     with suppress(OSError), open_regular(log) as stream:
@@ -127,26 +146,28 @@ def last_lines(
 
 
 def tail_of(text: str, count: int = _READ_LINES) -> tuple[str, ...]:
-    """Return the last `count` lines with text, or more if the message of an exception has more.
+    """Return the last `count` lines of a text that are not empty, each cut to `_LINE_CHARS` characters.
 
-    A line that a program redraws has its last text. Escape sequences are removed.
+    If they begin inside a traceback, the whole traceback is returned. Of a line that a program redraws, only
+    the last text is kept. Escape sequences are removed.
     """
     drawn = [as_drawn(line).rstrip() for line in text.split("\n")]
     lines = [without_control(line).rstrip() for line in drawn]
-    # Python underlines the error in a traceback, which is useless in cut lines.
+    # Lines of `^` and `~`, with which Python underlines code in a traceback, are left out: a cut line may
+    # lack this code.
     shown = tuple(line[:_LINE_CHARS] for line in lines if line.strip(" ^~"))
     return shown[_begin(shown, len(shown) - count) :]
 
 
 def _begin(lines: Sequence[str], first: int) -> int:
-    """Return the first line to read: `first`, or the beginning of the traceback around it.
+    """Return the index of the first line to keep: `first`, or the beginning of the traceback that it is in.
 
     The message of an exception and the frames of a recursion may have thousands of lines. All are indented,
     except for the line with the name of the exception.
     """
     first = max(0, first)
     begin = first
-    # The lines around `first` may belong to the message; the frames stand above it.
+    # `first` may be in the message of an exception, above which are the frames, or in the frames themselves.
     for _ in ("the message", "the frames"):
         while begin and _is_indented(lines[begin]):
             begin -= 1
@@ -161,16 +182,24 @@ def _is_indented(line: str) -> bool:
 
 
 def record(folder: RunFolder, attempt: int, failure: Failure, *, restart_count: int | None = None) -> bool:
-    """Write `failure.json` and the event of an attempt; return False if another process was first.
+    """Write a failure of an attempt to a file and to the events, unless another process has done so.
 
-    With `restart_count`, the ranks restart in place after the failure, and the attempt continues.
+    Args:
+        folder: the run folder.
+        attempt: the number of the attempt.
+        failure: the failure.
+        restart_count: the number of restarts so far, if the ranks restart in place after this failure. It is
+            then written to `failure-gN.json`. None if the attempt ends: it is written to `failure.json`.
+
+    Returns:
+        False if another process has already created the file.
     """
     path = folder.failure_file(attempt)
     if restart_count is not None:
         path = path.with_name(f"failure-g{restart_count}.json")
         failure = replace(failure, restart_count=restart_count)
 
-    # Of all observers, the first one creates the file.
+    # Several processes may record the failure: O_EXCL lets only the first one create the file.
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
@@ -180,7 +209,7 @@ def record(folder: RunFolder, attempt: int, failure: Failure, *, restart_count: 
         with open(descriptor, "w", encoding="utf-8") as stream:
             stream.write(as_json(failure))
     except OSError:
-        # An incomplete file would block other writers.
+        # The incomplete file is removed: with it, no other process could record the failure.
         path.unlink(missing_ok=True)
         raise
     _add_event(folder, attempt, failure)
@@ -188,7 +217,7 @@ def record(folder: RunFolder, attempt: int, failure: Failure, *, restart_count: 
 
 
 def _add_event(folder: RunFolder, attempt: int, failure: Failure) -> None:
-    """Add the event of a failure, unless a later attempt owns the shared files of the run."""
+    """Add a `rank_failed` event to the run, unless a later attempt has started."""
     if not folder.is_superseded(attempt):
         folder.add_event(
             "rank_failed",
@@ -212,7 +241,7 @@ def write_exit(
     restart_count: int = 0,
     kind: FailureKind = "other",
 ) -> None:
-    """Write `exit-rank-<rank>`: how a rank ended, also without failure; a restarted rank replaces it."""
+    """Write how a rank ended, even without failure, to `exit-rank-RANK`; a restart overwrites it."""
     code, name = split_status(returncode)
     end = Failure(
         rank=rank,
@@ -224,17 +253,17 @@ def write_exit(
         reason=PHRASES.get(kind, ""),
         restart_count=restart_count,
     )
-    # A full disk must not change what happens next.
+    # An error such as a full disk is ignored: the file is only information.
     with suppress(OSError):
         (folder.log_dir(attempt) / f"exit-rank-{rank}").write_text(as_json(end), encoding="utf-8")
 
 
 def read(folder: RunFolder, attempt: int) -> Failure | None:
-    """Return the recorded failure of an attempt; None before it is complete, or if it can't be read."""
+    """Return the failure in `failure.json` of an attempt; None if it is missing, incomplete or unreadable."""
     text = read_text(folder.failure_file(attempt))
     return None if text is None else from_json(text)
 
 
 def as_drawn(line: str) -> str:
-    """Return the last text of a line that a program redraws, such as a progress bar."""
+    """Return what a line shows at its end: the text after the last carriage return, as of a progress bar."""
     return line.rstrip("\r").rpartition("\r")[2]

@@ -73,15 +73,15 @@ _LOSS_LINES = 5
 
 
 def reads_like_a_lost_peer(lines: Sequence[str]) -> bool:
-    """Return whether the last lines of a process say that it only lost another rank."""
+    """Return whether the last lines of a process say that it failed because it lost another rank."""
     return bool(_line_of_loss(lines))
 
 
 def telling(lines: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return the `count` most useful of a process's last lines.
+    """Return the `count` most useful of the last lines of a process.
 
-    These are the last lines without most frames of libraries, or after a crash the innermost frames, which
-    faulthandler writes first. After a torchrun they are lines of its ranks.
+    These are the last lines, with neighbouring frames of libraries reduced to one line. After a crash they
+    are the innermost frames, which faulthandler writes first. After a torchrun they are lines of its ranks.
     """
     if report := torchrun_report.read(lines):
         lines = report.before
@@ -95,7 +95,10 @@ def telling(lines: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def _crashed_thread(lines: Sequence[str]) -> list[str]:
-    """Return the frames of the crashed thread above the start of the rank, or all lines."""
+    """Return the frames of the crashed thread, without the frames of slurmddp that started the rank.
+
+    All lines are returned if faulthandler has written no frames.
+    """
     starts = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
     if not starts:
         return list(lines)
@@ -111,14 +114,14 @@ def _crashed_thread(lines: Sequence[str]) -> list[str]:
 def find_cause(
     exit_code: int | None, signal: str | None, lines: Sequence[str], oom: str | None = None
 ) -> Cause:
-    """Find out why a process ended; UNKNOWN if nothing says so.
+    """Find out why a process ended; return UNKNOWN if nothing says so.
 
     Args:
-        exit_code: of the process; None after a signal.
+        exit_code: the exit code of the process; None after a signal.
         signal: the name of the signal that killed the process.
-        lines: its last lines, usually a few hundred.
-        oom: how the kernel killed for memory (`at the limit of 4 GiB`); "" if it did not, None if not
-            counted.
+        lines: the last lines of the process, usually a few hundred.
+        oom: a phrase about an out-of-memory kill (`at the limit of 4 GiB`); "" if there was no such kill,
+            None if the kernel does not count them.
     """
     report = torchrun_report.read(lines)
     if report is None or report.rank is None:
@@ -142,10 +145,10 @@ def _find_cause(exit_code: int | None, signal: str | None, lines: Sequence[str],
 
 
 def of_text(text: str, place: str = "") -> Cause:
-    """Return the cause that an error's text names, by the words of libraries and the system in it.
+    """Return the cause that the text of an error names, by known messages of libraries and the system.
 
     Args:
-        text: the text; of several lines the first counts, with the second after a colon.
+        text: the text. Only its first line counts, and the second line if the first ends with a colon.
         place: where the error was raised, such as ` (train.py:12 in step)`.
     """
     first = whole(text.splitlines(), 0) if text else ""
@@ -159,7 +162,7 @@ def of_text(text: str, place: str = "") -> Cause:
 
 
 def lost_peer(line: str) -> Cause:
-    """Return the cause of a process that only lost another rank, as `line` says."""
+    """Return the cause `lost_peer`, with the line in which a process says that it lost another rank."""
     return Cause.of("lost_peer", shorten(line, _TEXT_CHARS))
 
 
@@ -192,8 +195,9 @@ def _of_signal(signal: str, lines: Sequence[str]) -> Cause:
 
 
 def _of_abort(lines: Sequence[str], messages: Sequence[str]) -> Cause | None:
-    """Return the cause of an abort after a lost rank or while Python shut down; None for other aborts."""
-    # NCCL's watchdog names the loss, and then shows stacks.
+    """Return the cause of a SIGABRT after the loss of another rank or while Python shut down; else None."""
+    # NCCL's watchdog names the lost rank in the C++ message, and its stacks follow, so the message is
+    # searched beside the last lines.
     line_of_loss = _line_of_loss([*lines[-4:], *messages[-1:]])
     if line_of_loss:
         return lost_peer(line_of_loss)
@@ -206,9 +210,10 @@ def _of_abort(lines: Sequence[str], messages: Sequence[str]) -> Cause | None:
 
 
 def _before_abort_at_exit(lines: Sequence[str]) -> Sequence[str] | None:
-    """Return the lines before an abort while Python shut down; None if the process did not end so.
+    """Return the lines before the message of an abort while Python shut down; None without such an abort.
 
-    faulthandler shows no Python frame at that time, or is off already.
+    It is recognised by the lack of Python frames after the message: at that time faulthandler shows none, or
+    is already disabled.
     """
     if _TERMINATED not in lines:
         return None
@@ -237,9 +242,10 @@ def _of_exit(exit_code: int | None, lines: Sequence[str], oom: str | None) -> Ca
 
 
 def _of_worker(lines: Sequence[str], oom: str | None) -> Cause | None:
-    """Return what killed a data worker, if the rank reports its death."""
+    """Return the cause of a rank's failure if it is the end of a DataLoader worker process; else None."""
     raised = raised_at(lines)
-    # The thread that pins memory may report last that the connection of the worker is gone.
+    # All lines are searched if the last exception is a broken connection: the thread that pins memory may
+    # have raised it after the rank reported the end of the worker.
     report = lines
     if raised is not None and not _WORKER_GONE.match(lines[raised]):
         report = last_chain(lines)
@@ -270,7 +276,7 @@ def _of_worker(lines: Sequence[str], oom: str | None) -> Cause | None:
 
 
 def _lost_while_fetching(lines: Sequence[str]) -> bool:
-    """Return whether a rank lost its connection to a data worker while it fetched a batch."""
+    """Return whether the last exception is a broken connection to a data worker while a batch was fetched."""
     raised = raised_at(lines)
     if raised is None or not _WORKER_GONE.match(lines[raised]):
         return False
@@ -282,7 +288,10 @@ def _of_kill(who: str, oom: str) -> Cause:
 
 
 def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:
-    """Return the reason that a process printed without a traceback; empty if its exception says more."""
+    """Return the error line that a process printed without a traceback, such as a usage error.
+
+    Empty if there is none, if the process continued after it, or if an exception ended the process.
+    """
     if exit_code == _EXIT_USAGE and lines and _USAGE.match(lines[-1]):
         return lines[-1]
 
@@ -292,7 +301,7 @@ def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:
     if not refusals or went_on(lines, refusals[-1], EXIT_FAILED):
         return ""
 
-    # With these codes the exception itself may have ended the process.
+    # The exit code of an uncaught exception is 1, so the exception, not this line, is the reason.
     if exit_code in (None, 1) and raised is not None:
         return ""
     return whole(lines, refusals[-1]).removeprefix("Error: ")
@@ -301,15 +310,16 @@ def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:
 def _line_of_loss(lines: Sequence[str]) -> str:
     """Return the line in which a process says that it lost another rank; empty without such a line.
 
-    Only the message of the last exception counts, or the last lines without an exception.
+    The message of the last exception is searched, or the last lines if there is no exception.
     """
     return _loss_in(_before_loss(plain_lines(lines)))
 
 
 def _before_loss(plain: Sequence[str]) -> Sequence[str]:
-    """Return the lines up to an own error of the process, if it lost others only while handling this error.
+    """Return the lines up to the process's own error, if it lost other ranks only while handling that error.
 
-    An example is `finally: barrier()`, which the other ranks never reach.
+    An example is `finally: barrier()`, which the other ranks never reach. In other cases all lines are
+    returned.
     """
     if not _loss_in(plain):
         return plain
@@ -320,7 +330,10 @@ def _before_loss(plain: Sequence[str]) -> Sequence[str]:
 
 
 def _loss_in(plain: Sequence[str]) -> str:
-    """Return the last line about a loss: of the last exception's message, or else of the last lines."""
+    """Return the last line that says that another rank was lost; empty without such a line.
+
+    The message of the last exception is searched, or the last `_LOSS_LINES` if there is no exception.
+    """
     raised = raised_at(plain)
     if raised is None:
         lines = plain[-_LOSS_LINES:]

@@ -44,7 +44,7 @@ _EARLIER_OPENINGS: Mapping[str, FailureKind] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The failure of one process; `rank` and `local_rank` are None if an agent failed."""
+    """How and why one process failed; `rank` and `local_rank` are None if an agent or its node failed."""
 
     rank: int | None
     local_rank: int | None = None
@@ -67,12 +67,12 @@ class Failure:
 
     @property
     def explained(self) -> Failure:
-        """Return the failure with its reason."""
+        """The failure with its reason; here the object itself (see `UnexplainedFailure`)."""
         return self
 
     @property
     def sentence(self) -> str:
-        """Return process, host, end and reason, without a final full stop."""
+        """A sentence without its full stop: which process failed, on which host, how it ended, and why."""
         if not self._has_end:
             return f"{self._who} {self.reason or _NO_EXIT_CODE}"
         if not self.reason:
@@ -81,7 +81,7 @@ class Failure:
 
     @property
     def short(self) -> str:
-        """Return process, host and end, without the reason."""
+        """The sentence without the reason, for example "rank 3 on c07 ended with exit code 1"."""
         if self.kind in STALLS:
             return f"{self._who} {PHRASES['stalled']}"
         if self.kind == "lost_contact":
@@ -107,7 +107,7 @@ class Failure:
         if self.rank is not None:
             return f"rank {self.rank} on {host}"
 
-        # Before the ranks exist, only their agent can fail.
+        # Without a rank, the failed process is the agent.
         if self.node_rank is None:
             return f"the agent on {host}"
         return f"the agent of node {self.node_rank} on {host}"
@@ -124,16 +124,16 @@ class Failure:
 
     @property
     def advice(self) -> str:
-        """Return what to do about the failure; empty if nothing is known."""
+        """What to do about the failure: the advice for its kind, or else `remedy`; empty if there is none."""
         return ADVICE.get(self.kind) or self.remedy
 
     @property
     def lines_title(self) -> str:
-        """Return the title of `last_lines`."""
+        """The words that introduce `last_lines` in a message."""
         return "its stack" if self.kind in STALLS else "its last lines"
 
     def telling_lines(self, count: int) -> tuple[str, ...]:
-        """Return the most useful of `last_lines`; a stack begins with its innermost frame."""
+        """Return the `count` most useful of `last_lines`; of a stack these are the first, innermost ones."""
         if self.kind in STALLS:
             return self.last_lines[:count]
         return telling(self.last_lines, count)
@@ -141,9 +141,9 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class UnexplainedFailure(Failure):
-    """A failure of this host whose log is read for the reason only when `explained` is first used.
+    """A failure on this host whose reason is unknown until `explained` reads the log.
 
-    A restart decides by exit codes, so the search for the reason need not hold it up.
+    The decision about a restart needs only exit codes, so it does not wait for the log.
     """
 
     lines: Callable[[], Sequence[str]]
@@ -155,11 +155,11 @@ class UnexplainedFailure(Failure):
 
     @cached_property
     def explained(self) -> Failure:
-        """Return the failure with its reason."""
+        """The failure with the reason that the log names; the log is read at the first use."""
         return self.because()
 
     def because(self, cause: Cause | None = None) -> Failure:
-        """Return the failure with its last lines and `cause`; None: the cause that report and lines name."""
+        """Return the failure with its last lines and `cause`; None means the cause that `_cause` finds."""
         lines = self.lines()
         if cause is None:
             cause = self._cause(lines)
@@ -173,9 +173,10 @@ class UnexplainedFailure(Failure):
         return Failure(**known)
 
     def _cause(self, lines: Sequence[str]) -> Cause:
-        """Return the cause that the process has reported, or the cause that its last lines name."""
+        """Return the cause that the process has reported, or else the cause that its last lines name."""
         reported = self.reported
-        # An abort after a report comes from threads that still ran while the process ended.
+        # A report counts even after SIGABRT: such an abort comes from threads that still ran while the
+        # process ended.
         if reported is None or not reported.text or self.signal not in (None, "SIGABRT"):
             return causes.find_cause(self.exit_code, self.signal, lines, self.oom)
         if reported.is_lost_rank:
@@ -184,7 +185,13 @@ class UnexplainedFailure(Failure):
 
 
 def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
-    """Return the failure of a node that is gone, as another node sees it."""
+    """Return the failure of a node that is gone.
+
+    Args:
+        agent: the number of the node.
+        hosts: the hosts of all nodes.
+        why: what another node has noticed.
+    """
     return Failure(
         rank=None,
         node_rank=agent,
@@ -198,17 +205,18 @@ def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
 
 
 def lost_agent(agent: int, hosts: Sequence[str], why: str, together: int, *, observer: int) -> Failure:
-    """Return the failure of an agent whose link to the agent `observer` has ended.
+    """Return the failure if the link between two agents has ended.
 
-    One end of a silent connection can't tell which end was cut off. If all others fell silent together, the
-    network of this end is the likely cause.
+    An agent can't find out which end of a silent connection has failed. If all its links fell silent at the
+    same time, its own network is the likely cause, and the failure names its own node.
 
     Args:
-        agent: the agent that was lost.
+        agent: the number of the agent at the other end of the link.
         hosts: the hosts of all agents.
         why: how the link ended.
-        together: how many agents fell silent together; 0 if this end still hears others.
-        observer: the agent that has lost the link.
+        together: the number of links that fell silent together if these are all links of the observer; else
+            0.
+        observer: the number of the agent that reports this.
     """
     if together > 1:
         reason = f"it lost all {together} other nodes at once, so its own network is the likely cause ({why})"
@@ -221,12 +229,12 @@ def lost_agent(agent: int, hosts: Sequence[str], why: str, together: int, *, obs
 
 
 def unhealthy_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
-    """Return the failure of a node that failed the preflight, if the other nodes continue without it."""
+    """Return the failure of a node that failed the preflight; the other nodes continue without it."""
     return _with_cause(lost_node(agent, hosts, ""), Cause.of("unfit_node", why.removesuffix(".")))
 
 
 def unable_node(agent: int, hosts: Sequence[str], failure: Failure) -> Failure:
-    """Return the failure of a node whose agent ends after `failure`, if the other nodes may continue."""
+    """Return the failure of a node that can run no ranks after `failure`; the other nodes may continue."""
     why = (failure.reason or failure.sentence).removesuffix(".")
     return _with_cause(lost_node(agent, hosts, ""), Cause.of("unable_node", why))
 
@@ -236,7 +244,7 @@ def _with_cause(failure: Failure, cause: Cause) -> Failure:
 
 
 def from_json(text: str) -> Failure | None:
-    """Return the failure in the text of a file; None if the text is incomplete."""
+    """Return the failure in a text that `as_json` returned; None if the text is incomplete."""
     try:
         facts = json.loads(text)
     except ValueError:
@@ -245,13 +253,13 @@ def from_json(text: str) -> Failure | None:
 
 
 def from_facts(facts: Mapping[str, Any]) -> Failure:
-    """Return the failure in an event or a record; facts that it lacks are not known."""
+    """Return the failure with the fields of an event or a record; missing fields get a default or None."""
     known: dict[str, Any] = {"rank": None, "host": "", "exit_code": None, "signal": None}
     known |= {field.name: facts[field.name] for field in fields(Failure) if field.name in facts}
 
     known["restart_count"] = restart_count(facts) or 0
 
-    # Another program may have written null or a number.
+    # Wrong types are converted, because another program may have written null or a number.
     known["host"] = str(known["host"] or "")
     known["reason"] = str(known.get("reason") or "")
     known["last_lines"] = tuple(str(line) for line in known.get("last_lines") or ())
@@ -263,7 +271,7 @@ def from_facts(facts: Mapping[str, Any]) -> Failure:
 
 
 def _with_earlier_kind(failure: Failure) -> Failure:
-    """Return a failure from a record of an earlier version, whose reason begins with the name of the kind."""
+    """Return a failure of an earlier version's record with its kind, which is recognised by the reason."""
     has_end = failure.exit_code is not None or failure.signal is not None
 
     for opening, kind in _EARLIER_OPENINGS.items():
@@ -273,17 +281,21 @@ def _with_earlier_kind(failure: Failure) -> Failure:
 
     kinds = [kind for kind, phrase in PHRASES.items() if failure.reason.startswith(phrase)]
     kind = max(kinds, key=lambda kind: len(PHRASES[kind]), default="other")
-    # A rank that hangs has no exit code, so its reason only reads like a stall.
+    # A stalled rank has no exit code, so with an exit code the similar reason means something else.
     if has_end and kind in STALLS:
         return failure
     return replace(failure, kind=kind)
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Return whether another failure may be the cause: a lost peer, or an end before the others."""
+    """Return whether a failure may be only the consequence of another one.
+
+    This is so for a rank that lost another rank, that ended before the others, or that stalled in a
+    collective.
+    """
     if failure.exit_code == EXIT_FINISHED or failure.kind == "stalled_together":
         return True
-    # The last lines of a process that was killed, lost or hung do not matter.
+    # A process that was killed, lost or hung is no consequence, whatever its last lines say.
     if failure.exit_code is None and failure.signal != "SIGABRT":
         return False
     if failure.exit_code in DELIBERATE_CODES:
@@ -294,11 +306,12 @@ def is_consequence(failure: Failure) -> bool:
 
 
 def likely_first(failures: Iterable[Failure]) -> Failure:
-    """Return which of several simultaneous failures is the cause of the others.
+    """Return which of several simultaneous failures most likely caused the others, with its reason.
 
-    A deliberate refusal comes first, then a signal from outside, then an exit code, then an abort, with which
-    a rank ends after it lost its peers. A rank that left with 0 is the cause if all others only lost a peer.
-    The result and all failures that are compared get their reasons here.
+    Failures that may be consequences (see `is_consequence`) come last. Among equals, a deliberate refusal
+    comes before a signal from outside, then an exit code, then an abort, with which a rank ends after it lost
+    other ranks. Equal kinds are sorted by time. A rank that ended with 0 is the cause if all others only lost
+    a rank.
     """
 
     def order(failure: Failure) -> tuple[int, float, int]:
@@ -316,20 +329,20 @@ def likely_first(failures: Iterable[Failure]) -> Failure:
 
 
 def as_json(failure: Failure) -> str:
-    """Return a failure as a file's text; `from_json` reads it."""
+    """Return a failure as JSON text, which `from_json` reads."""
     known = {name: value for name, value in asdict(failure).items() if value not in ("", ())}
     return json.dumps(known, ensure_ascii=False, indent=1) + "\n"
 
 
 def node_code(failure: Failure) -> int:
-    """Return the code with which every node of a failed attempt ends."""
+    """Return the exit code of the agents of an attempt that ended with this failure."""
     if failure.exit_code in DELIBERATE_CODES:
         return failure.exit_code
     return SlurmddpError.exit_code
 
 
 def describe(failure: Failure) -> str:
-    """Return the sentence that names rank, host and cause, and the advice."""
+    """Return a sentence that names rank, host and cause, followed by the advice if there is any."""
     sentence = failure.sentence
     # Three points mark a reason that was cut off.
     if not sentence.endswith("..."):
@@ -339,7 +352,15 @@ def describe(failure: Failure) -> str:
 
 
 def as_error(failure: Failure, log: Path, *, with_lines: bool = True) -> SlurmddpError:
-    """Return the error to show a person: the cause, the last lines, and where the whole log is."""
+    """Return an error for a person with the cause, the last lines and the path of the log.
+
+    Its class depends on the exit code: ConfigError, NoProgressError or RankFailure.
+
+    Args:
+        failure: the failure.
+        log: the path of the log.
+        with_lines: whether the message contains the last lines.
+    """
     message = describe(failure)
     if with_lines and failure.last_lines:
         lines = "".join(f"\n    {line}" for line in failure.last_lines)

@@ -102,7 +102,7 @@ ADVICE: Mapping[FailureKind, str] = {
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a process ended."""
+    """Why a process ended: a kind with a name, and a phrase."""
 
     kind: FailureKind
     reason: str
@@ -110,7 +110,7 @@ class Cause:
 
     @classmethod
     def of(cls, kind: FailureKind, detail: str = "") -> Cause:
-        """Return a cause whose reason is the phrase of its kind, with a detail after a colon."""
+        """Return a cause of a kind; its reason is the phrase in `PHRASES`, with a detail after a colon."""
         phrase = PHRASES[kind]
         return cls(kind, f"{phrase}: {detail}" if detail else phrase)
 

@@ -45,17 +45,17 @@ class Restart(Failure):
 
     @property
     def after(self) -> str:
-        """Return "after step 140"; empty if the step is not known."""
+        """A phrase such as "after step 140"; empty if the step is not known."""
         if self.reached is None:
             return ""
         return f"after step {self.reached}"
 
 
 def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
-    """Return the first failure of an attempt, or None.
+    """Return the failure that ended an attempt; None if no failure is recorded.
 
-    An agent that was killed leaves no failure, and the other agents fail because they lost it. The batch step
-    names such an agent in the `ended` event.
+    A killed agent records no failure, and the other agents record that they lost it. So if the recorded
+    failure may be a consequence, an agent that the `ended` event names as lost counts as the cause.
     """
     recorded = capture.read(folder, attempt) or _first_bad_exit(folder, attempt)
     if recorded is not None and _is_first_cause(recorded, folder, attempt):
@@ -76,22 +76,22 @@ def read_failure(folder: RunFolder, attempt: int) -> Failure | None:
 
 
 def _is_first_cause(recorded: Failure, folder: RunFolder, attempt: int) -> bool:
-    """Return whether a recorded failure is the first cause, even if an agent left no exit code."""
+    """Return whether a recorded failure is the cause itself, not the consequence of an agent's death."""
     if recorded.kind in LOST_NODES:
         return not _slurm_saw_oom(folder, attempt)
     return recorded.kind in STALLS or not is_consequence(recorded)
 
 
 def read_restarted(folder: RunFolder, attempt: int) -> list[Failure]:
-    """Return the failures after which the ranks of an attempt restarted in place, in their order."""
+    """Return the failures after which the ranks of an attempt were to restart in place, in order of time."""
     failures = map(_read, folder.log_dir(attempt).glob("failure-g*.json"))
     readable = [failure for failure in failures if failure is not None]
     return sorted(readable, key=lambda failure: (failure.restart_count, failure.time))
 
 
 def read_restarts(folder: RunFolder, attempts: Iterable[RecordedAttempt]) -> tuple[Restart, ...]:
-    """Return the restarts in place of all attempts in their order."""
-    # A stop may come between a failure and the restart; then no step stands for it.
+    """Return the restarts in place of the given attempts, in order of time."""
+    # A failure without an entry in `reached` is left out: the attempt was stopped before its ranks restarted.
     return tuple(
         Restart(**vars(failure), attempt=attempt.number, reached=attempt.reached[failure.restart_count])
         for attempt in attempts
@@ -102,14 +102,21 @@ def read_restarts(folder: RunFolder, attempts: Iterable[RecordedAttempt]) -> tup
 
 
 def rank_exits(folder: RunFolder, attempt: int) -> list[Failure]:
-    """Return how each rank of an attempt ended last, by rank, ends without failure included."""
+    """Return how each rank of an attempt last ended, even without failure, in the order of ranks."""
     ends = map(_read, folder.log_dir(attempt).glob("exit-rank-*"))
     readable = [end for end in ends if end is not None and end.rank is not None]
     return sorted(readable, key=lambda end: end.rank or 0)
 
 
 def describe_other_ranks(ends: Sequence[Failure], first: Failure) -> str:
-    """Return how the ranks besides the first failed rank ended: "of the other ranks: 2 killed by SIGTERM"."""
+    """Return a phrase about the ends of all other ranks, such as "of the other ranks: 2 killed by SIGTERM".
+
+    Empty if there are none.
+
+    Args:
+        ends: the ends of all ranks (see `rank_exits`).
+        first: the failure of the rank that failed first.
+    """
     counts = Counter(
         f"killed by {end.signal}" if end.signal else f"exit code {end.exit_code}"
         for end in ends
@@ -121,10 +128,13 @@ def describe_other_ranks(ends: Sequence[Failure], first: Failure) -> str:
 
 
 def _first_bad_exit(folder: RunFolder, attempt: int) -> Failure | None:
-    """Return the end of the rank that failed first, if its agent was killed before it could report more."""
+    """Return the end of the rank that failed first, for an attempt whose agents recorded no failure.
+
+    None if no rank failed, or if the ranks restarted in place after the failure.
+    """
     ends = rank_exits(folder, attempt)
     newest = max((end.restart_count for end in ends), default=0)
-    # After such a failure all ranks have restarted, so their ends are out of date.
+    # If the ranks were to restart in place after a failure, their recorded ends belong to the time before.
     if any(failure.restart_count >= newest for failure in read_restarted(folder, attempt)):
         return None
 
@@ -141,7 +151,7 @@ def _read(path: Path) -> Failure | None:
 
 
 def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> dict[int, str]:
-    """Return the hosts of the agents that left no exit code, by node."""
+    """Return the hosts, by node number, of agents that the `ended` event calls lost and left no exit code."""
     lost: dict[str, str] = {}
     with suppress(SlurmddpError, OSError):
         for event in folder.events():
@@ -149,18 +159,26 @@ def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> dict[int, str]:
                 lost |= event.get("lost") or {}
 
     hosts = {int(node): host or f"node-{node}" for node, host in lost.items()}
-    # A shared file system may have shown an exit code late.
+    # The exit codes are looked up again: a shared file system may have shown one only after the event.
     silent = folder.silent_nodes(attempt, max(hosts, default=-1) + 1)
     return {node: hosts[node] for node in silent if node in hosts}
 
 
 def _failed_start(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> Failure | None:
-    """Return the failure of an agent that could not start, if srun, Python, SLURM or a container says so."""
+    """Return the failure of an agent that could not start, from messages of srun, Python or a container.
+
+    None if there is no such message.
+
+    Args:
+        folder: the run folder.
+        attempt: the number of the attempt.
+        hosts: the hosts of the lost agents, by node number.
+    """
     codes = _exit_codes(folder, attempt)
     names = names_in(folder.log_dir(attempt))
     for node in sorted(hosts, key=lambda node: (node not in codes, node)):
         code = codes.get(node)
-        # An agent that had begun was killed later, whatever its log says.
+        # An agent with this file did start and was killed later, whatever its log says.
         if code is None and folder.begun_file(attempt, node).name in names:
             continue
 
@@ -181,11 +199,11 @@ def _failed_start(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> 
 
 
 def _cause_at_start(code: int | None, lines: Sequence[str]) -> tuple[Cause, int]:
-    """Return why an agent could not start, from the lines of other programs, and its exit code.
+    """Return why an agent could not start, and its exit code.
 
     Args:
-        code: its exit code, if srun has reported it.
-        lines: the last lines of its log.
+        code: the exit code of the agent; None if srun has not reported it.
+        lines: the last lines of the agent's log, which other programs have written.
     """
     refusals = [match[0] for match in map(_CAN_NOT_BEGIN.search, lines) if match]
     if refusals:
@@ -195,14 +213,15 @@ def _cause_at_start(code: int | None, lines: Sequence[str]) -> tuple[Cause, int]
 
     cause = causes.find_cause(code or 1, None, lines)
     if code is not None and not cause.reason:
-        # The line of a container runtime, or of the script that is the interpreter.
+        # Without a known message, the last line counts: of a container runtime, or of a script that is used
+        # as the interpreter.
         last = next((line for line in reversed(lines) if line and not _SLURMS_OWN.match(line)), "")
         cause = Cause("other", last)
     return cause, code or 1
 
 
 def _exit_codes(folder: RunFolder, attempt: int) -> dict[int, int]:
-    """Return the exit codes of the agents that ended by themselves, by node, as srun reports them."""
+    """Return the exit codes by node number that srun has reported, without codes that stand for a signal."""
     codes: dict[int, int] = {}
     for line in _tail(folder.batch_log(attempt)):
         match = _TASK_EXITED.match(line)
@@ -212,14 +231,14 @@ def _exit_codes(folder: RunFolder, attempt: int) -> dict[int, int]:
 
 
 def _slurm_saw_oom(folder: RunFolder, attempt: int) -> bool:
-    """Return whether SLURM reports an out-of-memory kill in the batch log or in the log of a node."""
+    """Return whether SLURM has reported an out-of-memory kill in the batch log or in the log of a node."""
     logs = [folder.batch_log(attempt), *folder.log_dir(attempt).glob("node-*.log")]
     return any(_SLURM_SAW_OOM.search(line) for path in logs for line in _tail(path))
 
 
 def _tail(path: Path) -> list[str]:
     try:
-        # Another account may have put a link or a pipe there.
+        # Only a regular file is read: another account may have created a link or a pipe with this name.
         with open_regular(path) as stream:
             stream.seek(max(0, stream.seek(0, 2) - _TAIL_BYTES))
             return stream.read().decode(errors="replace").splitlines()

@@ -23,7 +23,7 @@ _EXIT_CODE = re.compile(r"\s+exitcode\s+: (-?\d+)")
 
 @dataclass(frozen=True)
 class TorchrunReport:
-    """The end of a torchrun that did not finish."""
+    """What torchrun reports at its end after a failure of a rank, or after a signal to torchrun."""
 
     exit_code: int
     """Of the rank that failed first, negative for a signal; after a signal to torchrun this signal."""
@@ -34,7 +34,7 @@ class TorchrunReport:
 
 
 def read(lines: Sequence[str]) -> TorchrunReport | None:
-    """Return the report with which the last lines of a process end; None if they hold none."""
+    """Return the report of torchrun at the end of `lines`; None if there is none."""
     starts = [number for number, line in enumerate(lines) if line == TRACEBACK]
     begun = starts[-1] if starts else len(lines)
     raised = next((match for line in lines[begun:] if (match := _RAISED.match(line))), None)
@@ -43,7 +43,7 @@ def read(lines: Sequence[str]) -> TorchrunReport | None:
     if raised["signal"]:
         return TorchrunReport(-int(raised["signal"]), None, lines[:begun])
 
-    # Before the title stand ranks that failed later.
+    # The ranks above the title "Root Cause" failed later, so the lines begin at the title.
     first = list(dropwhile(lambda line: not line.startswith(_FIRST), lines[begun:]))
     ranks = [match[1] for line in first if (match := _RANK.match(line))]
     codes = [match[1] for line in first if (match := _EXIT_CODE.match(line))]

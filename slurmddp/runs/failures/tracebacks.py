@@ -32,12 +32,15 @@ _OVER_AND_OVER = 8
 
 
 def plain_lines(lines: Sequence[str]) -> list[str]:
-    """Return the lines without prefixes and ignored exceptions, and with the first exception of a group."""
+    """Return the lines without torch's prefixes `[rankN]: ` and without exceptions that Python ignored.
+
+    An exception group at the end is replaced by its first exception.
+    """
     return _first_of_group(_without_ignored([OF_A_RANK.sub("", line) for line in lines]))
 
 
 def _without_ignored(lines: Sequence[str]) -> list[str]:
-    """Return the lines without exceptions that ended nothing, and without their tracebacks."""
+    """Return the lines without messages "Exception ignored in ..." and their tracebacks."""
     kept: list[str] = []
     number = 0
     while number < len(lines):
@@ -52,7 +55,7 @@ def _without_ignored(lines: Sequence[str]) -> list[str]:
 
 
 def _first_of_group(lines: Sequence[str]) -> list[str]:
-    """Return the lines with a last exception group replaced by its first exception."""
+    """Return the lines with an exception group at the end replaced by its first exception."""
     groups = [number for number, line in enumerate(lines) if _GROUP.match(line)]
     if not groups or any(line.strip() == TRACEBACK for line in lines[groups[-1] :]):
         return list(lines)
@@ -65,19 +68,19 @@ def _first_of_group(lines: Sequence[str]) -> list[str]:
             first_exception.append(_MARGIN.sub("", line, count=1))
             continue
 
-        # The branch begins below the message of the group, which names no cause.
+        # The first exception follows the message of the group. This message names no cause and is removed.
         while not first_exception[-1].startswith(" ") and not first_exception[-1].endswith(TRACEBACK):
             first_exception.pop()
     return [*lines[: groups[-1]], *first_exception]
 
 
 def begins(lines: Sequence[str]) -> list[int]:
-    """Return the numbers of the lines with which tracebacks begin."""
+    """Return the indices of the lines with which tracebacks begin."""
     return [number for number, line in enumerate(lines) if line.strip().endswith(TRACEBACK)]
 
 
 def raised_at(lines: Sequence[str]) -> int | None:
-    """Return the number of the line with the exception of the last traceback."""
+    """Return the index of the line with the exception of the last traceback; None if there is none."""
     starts = begins(lines)
     if not starts:
         return None
@@ -87,7 +90,7 @@ def raised_at(lines: Sequence[str]) -> int | None:
 
 
 def last_chain(lines: Sequence[str]) -> Sequence[str]:
-    """Return the lines from the last exception on, with the chain of exceptions that led to it."""
+    """Return the last traceback with the lines after it, and the tracebacks chained to it before it."""
     starts = begins(lines)
     if not starts:
         return lines
@@ -101,7 +104,7 @@ def last_chain(lines: Sequence[str]) -> Sequence[str]:
 
 
 def before_last(lines: Sequence[str]) -> Sequence[str] | None:
-    """Return the lines up to the exception before the last of a chain, if it comes from a person's code."""
+    """Return the lines up to the last exception but one of a chain; None if no person's code raised it."""
     starts = begins(lines)[-2:]
     links = [number for number, line in enumerate(lines) if line.startswith(_LINKS)]
     if len(starts) < 2 or not links or not starts[0] < links[-1] < starts[1]:
@@ -113,10 +116,11 @@ def before_last(lines: Sequence[str]) -> Sequence[str] | None:
 
 
 def went_on(lines: Sequence[str], number: int, exit_code: int | None) -> bool:
-    """Return whether a process continued after line `number`: it printed lines of the same kind as before.
+    """Return whether a process continued after the exception in line `number`.
 
-    Other lines may belong to a long message, or to the end of the process. With an exit code that no
-    exception gives, repeated lines count too.
+    It did if at least `_AS_BEFORE` later lines have the same words as a line before. Other lines may belong
+    to a long message, or to the end of the process. With another exit code than 1, `_OVER_AND_OVER` equal new
+    lines count as well.
     """
     before = {_text_words(line) for line in lines[:number] if not line.startswith(" ")}
     after = Counter(_text_words(line) for line in lines[number + 1 :] if not line.startswith((" ", "\t")))
@@ -130,12 +134,12 @@ def went_on(lines: Sequence[str], number: int, exit_code: int | None) -> bool:
 
 
 def _text_words(line: str) -> tuple[str, ...]:
-    """Return the words of a line, which stay the same if only its numbers change."""
+    """Return the words of a line without numbers; lines that differ only in numbers have the same words."""
     return tuple(_WORDS.findall(line))
 
 
 def whole(lines: Sequence[str], number: int) -> str:
-    """Return the line of an error, with the next line if it ends with a colon."""
+    """Return line `number`, joined with the next line if it ends with a colon."""
     error = [line.strip() for line in lines[number : number + 2]]
     if error[0].endswith(":"):
         return " ".join(error)
@@ -143,21 +147,31 @@ def whole(lines: Sequence[str], number: int) -> str:
 
 
 def exception(lines: Sequence[str], exit_code: int | None) -> tuple[str, str]:
-    """Return the line of the exception that ended a process, and the place where it was raised."""
+    """Return the line of the exception that ended a process, and where it was raised (see `place`).
+
+    Both are empty if no exception ended the process.
+    """
     raised = raised_at(lines)
     if raised is None or went_on(lines, raised, exit_code):
         return "", ""
 
     starts = begins(lines)
     last = lines[starts[-1] :]
-    # The last traceback may be a part of a message: a data worker sends its "Original Traceback ...".
+    # The last traceback may be part of the message of an outer one: an error of a data worker contains its
+    # "Original Traceback ...". If the inner traceback has no frame of a person's code, the outer one is used.
     outer = next((number for number in reversed(starts) if lines[number].strip() == TRACEBACK), starts[-1])
     raised_in = place(last) or place(lines[outer:]) or place(last, anyone=True)
     return whole(lines, raised), raised_in
 
 
 def place(lines: Iterable[str], *, anyone: bool = False, innermost: int = -1) -> str:
-    """Return ` (train.py:12 in step)` for the innermost frame of a person's code, or of `anyone`'s."""
+    """Return the place of a frame as ` (train.py:12 in step)`; empty if there is no such frame.
+
+    Args:
+        lines: the lines of a traceback.
+        anyone: whether frames of libraries count as well; otherwise only a person's code.
+        innermost: the index of the innermost frame: 0 in a stack of faulthandler.
+    """
     matches = [FRAME.match(line) for line in lines]
     frames = [frame for frame in matches if frame and (anyone or not _is_library(frame["path"]))]
     if not frames:
@@ -169,7 +183,10 @@ def place(lines: Iterable[str], *, anyone: bool = False, innermost: int = -1) ->
 
 
 def without_library_frames(lines: Sequence[str]) -> list[str]:
-    """Return lines with neighbouring frames of libraries as one line, if a person's frames are among them."""
+    """Return lines in which one line replaces neighbouring frames of libraries.
+
+    Without a frame of a person's code, all lines are returned.
+    """
     if not place(lines):
         return list(lines)
 
@@ -190,16 +207,16 @@ def without_library_frames(lines: Sequence[str]) -> list[str]:
 
 
 def _as_one_line(frames: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of frames; of several frames, a line that counts them."""
+    """Return the lines of a single frame, or for several frames one line with their number."""
     if len(frames) < 2:
         return [line for frame in frames for line in frame]
     return [f"  ... {len(frames)} frames of libraries"]
 
 
 def place_in_file(lines: Sequence[str], error: str) -> str:
-    """Return ` (train.py:12)` for a SyntaxError of a script, which Python prints without a traceback.
+    """Return the place of a SyntaxError as ` (train.py:12)`, for Python prints it without a traceback.
 
-    Other errors have no place here.
+    Empty for other errors.
     """
     if not _SYNTAX.match(error):
         return ""
@@ -214,11 +231,14 @@ def _is_library(path: str) -> bool:
 
 
 def crash_place(lines: Sequence[str]) -> str:
-    """Return the place in Python code at which compiled code crashed, from the lines of faulthandler."""
+    """Return the place of the Python code that called crashing compiled code, as in `place`.
+
+    The lines of faulthandler name it; empty without such lines.
+    """
     starts = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
     if not starts:
         return ""
 
-    # faulthandler writes the innermost frame first.
+    # `innermost=0`, because faulthandler writes the innermost frame first.
     stack = [line for line in lines[starts[-1] + 1 :] if not line.startswith("Extension modules")]
     return place(stack, innermost=0) or place(stack, anyone=True, innermost=0)

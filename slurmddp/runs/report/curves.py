@@ -18,12 +18,15 @@ _MOST_POINTS = 800
 
 
 def has_points(*curves: Curve) -> bool:
-    """Return whether there is a point to draw."""
+    """Return whether any of the curves has a finite value, so that there is something to draw."""
     return any(math.isfinite(value) for curve in curves for value in curve.values)
 
 
 def thin(curve: Curve, max_points: int = _MOST_POINTS) -> tuple[list[float], list[float]]:
-    """Return the steps and values of the finite points; more than `max_points` are averaged in groups."""
+    """Return the steps and the values of the finite points of a curve.
+
+    If there are more than `max_points`, neighbouring points are averaged in groups of equal size.
+    """
     pairs = zip(curve.steps, curve.values, strict=True)
     points = [(step, value) for step, value in pairs if math.isfinite(value)]
 
@@ -35,13 +38,13 @@ def thin(curve: Curve, max_points: int = _MOST_POINTS) -> tuple[list[float], lis
 
 
 def draw_loss(metrics: Metrics, starts: Mapping[int, int], size: Size, title: str = "") -> Figure:
-    """Draw the training loss and the held-out loss.
+    """Return a figure with the training loss and the held-out loss over the steps.
 
     Args:
         metrics: the metrics of the run.
-        starts: the step from which each later attempt resumed, by its number.
-        size: the size of the picture.
-        title: a text above the axes.
+        starts: by the number of an attempt, the step from which it resumed; drawn as vertical lines.
+        size: the size of the figure.
+        title: the title above the axes.
     """
     figure, (axes,) = new_figure(size)
 
@@ -51,10 +54,11 @@ def draw_loss(metrics: Metrics, starts: Mapping[int, int], size: Size, title: st
     ):
         xs, ys = thin(curve)
         if xs:
-            # A single point has no line. Marks show where the held-out loss was measured.
+            # A curve with a single point has no line, so the point needs a marker. On the held-out curve, up
+            # to 60 markers show where the loss was measured.
             marker = "o" if len(xs) == 1 or (colour == "held" and len(xs) <= 60) else ""
             line = axes.plot(xs, ys, color=COLOURS[colour], label=label, linewidth=1.8)[0]
-            # A mark at step 0 reaches beyond the axes.
+            # Markers are not clipped: half of a marker at step 0 is outside the axes.
             line.set(marker=marker, markersize=4.5, clip_on=not marker)
 
     _set_axes(axes, starts, "loss", title, metrics.train, metrics.held_out)
@@ -63,7 +67,7 @@ def draw_loss(metrics: Metrics, starts: Mapping[int, int], size: Size, title: st
 
 
 def draw_optimizer(metrics: Metrics, starts: Mapping[int, int], size: Size) -> Figure:
-    """Draw learning rate and gradient norm, each on its own axes."""
+    """Return a figure with the learning rate and the gradient norm over the steps, each on its own axes."""
     curves = [(curve, label) for curve, label in optimizer_curves(metrics) if has_points(curve)]
     figure, panels = new_figure(size, len(curves))
 
@@ -75,13 +79,21 @@ def draw_optimizer(metrics: Metrics, starts: Mapping[int, int], size: Size) -> F
 
 
 def optimizer_curves(metrics: Metrics) -> tuple[tuple[Curve, str], ...]:
-    """Return the curves of `draw_optimizer` with their labels."""
+    """Return the curves that `draw_optimizer` draws, each with the label of its axis."""
     return (metrics.lr, "learning rate"), (metrics.grad_norm, "gradient norm")
 
 
 def _set_axes(axes: Axes, starts: Mapping[int, int], label: str, title: str, *curves: Curve) -> None:
-    """Mark the starts of attempts, and choose scales, ticks and labels."""
-    # Matplotlib is an optional dependency.
+    """Set scale, ticks, limits and labels of the axes, and draw a vertical line at the start of each attempt.
+
+    Args:
+        axes: the axes; the curves are already drawn.
+        starts: by the number of an attempt, the step from which it resumed.
+        label: the label of the vertical axis.
+        title: the title above the axes.
+        curves: the drawn curves, whose values decide about a logarithmic scale.
+    """
+    # Imported here, because Matplotlib is an optional dependency.
     from matplotlib.ticker import MaxNLocator
 
     for attempt, step in starts.items():
@@ -99,7 +111,8 @@ def _set_axes(axes: Axes, starts: Mapping[int, int], label: str, title: str, *cu
                 color=COLOURS["muted"],
             )
 
-    # A linear axis would flatten the end of a curve that spans decades.
+    # The scale is logarithmic if the largest value is more than 50 times the smallest: a linear axis would
+    # flatten the end of such a curve.
     values = [value for curve in curves for value in thin(curve)[1]]
     if min(values) > 0 and max(values) > 50 * min(values):
         axes.set_yscale("log")

@@ -43,7 +43,7 @@ Parts = Mapping[str, float]
 
 @dataclass(frozen=True)
 class AttemptTime:
-    """The time of an attempt and of the wait before it."""
+    """How long an attempt and the wait before it took, split by kind of time."""
 
     attempt: int | None
     """Number of the attempt; None for the time after the last attempt."""
@@ -57,7 +57,7 @@ class AttemptTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """A run's time, split into training, saving, starting, queueing and lost time; in seconds."""
+    """The wall time of a run, split into training, saving, starting, queueing and lost time; in seconds."""
 
     share: float | None = None
     """Training time divided by the whole time; None if the program does not record its first step."""
@@ -74,17 +74,17 @@ class Goodput:
 
     @property
     def hours(self) -> float:
-        """GPU-hours, or rank-hours of a run without GPUs."""
+        """The GPU-hours of the run, or its rank-hours if it has no GPUs."""
         return self.gpu_hours or self.rank_hours or 0.0
 
     @property
     def unit(self) -> str:
-        """The unit of `hours`."""
+        """The unit of `hours`: "GPU-hours" or "rank-hours"."""
         return "rank-hours" if self.gpu_hours is None else "GPU-hours"
 
 
 def goodput_of(attempts: Sequence[AttemptTime], *, ranks: int = 0, gpus: int = 0) -> Goodput:
-    """Return the goodput of a run with these attempts.
+    """Return the goodput of a run from the times of its attempts.
 
     Args:
         attempts: the times of the attempts.
@@ -124,17 +124,17 @@ def measure(
     ranks: int = 0,
     gpus: int = 0,
 ) -> Goodput:
-    """Return the goodput of a run.
+    """Return the goodput of a run from its events.
 
     Args:
         events: the events of the run, in the order of the file.
-        now: the end of the measured time, in seconds since the epoch, if the run is not over.
+        now: the current time, in seconds since the epoch, with which the time of a run that continues ends.
         running: whether an attempt without an end still runs.
         pending: whether the run will start again. The time of a run that is neither running nor pending ends
             with its last event or logged step.
         records_steps: whether the program writes `first_step`.
         logged: the last logged step of each attempt; needed only for an attempt without an end.
-        gaps: the times of each attempt without a logged step.
+        gaps: the long pauses between logged steps of each attempt; their time counts as lost.
         ranks: ranks of the run, on all nodes.
         gpus: GPUs of the run, on all nodes.
     """
@@ -153,17 +153,20 @@ def measure(
 
 
 def in_order(times: Sequence[float | None]) -> list[float]:
-    """Return times that never decrease; a time outside their longest rising sequence repeats the time before.
+    """Return times that never decrease.
 
-    The sequence is found by patience sorting (C. Schensted, 1961), in O(n log n).
+    The longest sequence of times that never decreases is kept. Each other time, and each missing one, is
+    replaced by the result before it. The sequence is found by patience sorting (C. Schensted, 1961), in
+    O(n log n).
     """
-    # For each length of a rising sequence: the smallest time that ends such a sequence, and its index.
+    # Entry L: the smallest time with which a rising sequence of L + 1 times can end, and the index of this
+    # time.
     ends: list[float] = []
     indices: list[int] = []
-    # The index of the time before each time in its sequence; -1 at the start of a sequence.
+    # Entry I: the index of the predecessor of time I in the longest sequence that ends with it; -1 for none.
     before: list[int] = []
     for at, time in enumerate(times):
-        # No sequence contains a missing time.
+        # A missing time is part of no sequence.
         if time is None:
             before.append(-1)
             continue
@@ -190,13 +193,13 @@ def in_order(times: Sequence[float | None]) -> list[float]:
 def read_goodput(folder: RunFolder, status: RunStatus, now: float) -> Goodput:
     """Return the goodput of the run in `folder`.
 
-    If the state of the run can't be seen (SLURM does not answer, or a local run is on another machine), the
+    If the state of the run is unknown (SLURM does not answer, or a local run is on another machine), the
     measured time ends with the last event or line of metrics.
 
     Args:
         folder: the run folder.
         status: the status of the run.
-        now: in seconds since the epoch.
+        now: the current time, in seconds since the epoch.
 
     Raises:
         SlurmddpError: the events can't be read.
@@ -214,7 +217,7 @@ def read_goodput(folder: RunFolder, status: RunStatus, now: float) -> Goodput:
     logged: Mapping[int, LoggedStep] = {}
     gaps: Mapping[int, Sequence[Gap]] = {}
     needs_last_step = sum(attempt.is_open for attempt in attempts) > running
-    # The metrics may be long, so they are read only if needed.
+    # metrics.jsonl may be long, so it is read only if something in it is needed.
     if is_own or needs_last_step:
         times = read_times(folder)
         if needs_last_step:
@@ -237,5 +240,5 @@ def read_goodput(folder: RunFolder, status: RunStatus, now: float) -> Goodput:
 
 
 def _is_elsewhere(newest: RecordedAttempt) -> bool:
-    """Return whether an attempt is a process that can't be seen, as on another machine."""
+    """Return whether it can't be found out if the process of a local attempt runs, as on another machine."""
     return newest.launcher == "local" and newest.pid is not None and is_alive(newest) is None

@@ -56,7 +56,7 @@ TONES = {
 
 @dataclass(frozen=True)
 class Tile:
-    """A key figure of the report."""
+    """A key figure at the top of the report: a label, a value as text, and a short note."""
 
     label: str
     value: str
@@ -64,12 +64,13 @@ class Tile:
 
 
 def with_report(folder: RunFolder, status: RunStatus) -> RunStatus:
-    """Return the status of a run with its report; write the report if the run has ended since the last one.
+    """Write the report of an ended run if it is missing or out of date; return the status with its path.
 
-    Without matplotlib, and in a folder of another account, the report is left out.
+    An ended run is finished or failed. For other runs, without matplotlib, and in a folder of another
+    account, the status is returned unchanged.
     """
     if status.state in ("finished", "failed"):
-        # An error of the report must not hide the status.
+        # All errors are ignored: without a report, the status can still be shown.
         with suppress(Exception):
             refuse_foreign(folder.path, READ_ONLY)
             if _is_due(folder):
@@ -78,7 +79,7 @@ def with_report(folder: RunFolder, status: RunStatus) -> RunStatus:
 
 
 def _is_due(folder: RunFolder) -> bool:
-    """Return whether the records of a run are newer than its report."""
+    """Return whether the events or metrics of a run are newer than its report, or the report is missing."""
     times = [
         path.stat().st_mtime_ns if path.exists() else 0
         for path in (folder.report_file, folder.attempts_file, folder.metrics_file)
@@ -151,14 +152,14 @@ def write_report(folder: RunFolder, run: RunStatus) -> Path:
 
 
 def _bars(goodput: Goodput) -> list[Bar]:
-    """Return the bars of time; none if the program records nothing by which to divide it."""
+    """Return the bars that show how the time was spent; none if all of it is of unknown kind."""
     if set(goodput.parts) == {"unknown"}:
         return []
     return time_bars(goodput)
 
 
 def _per_row(count: int, limit: int) -> int:
-    """Return the tiles per row, at most `limit`, that fill the rows as evenly as possible."""
+    """Return the number of tiles per row, at most `limit`, with which the rows are filled most evenly."""
     rows = max(1, math.ceil(count / limit))
     return math.ceil(count / rows)
 
@@ -173,7 +174,10 @@ def _tiles(
     *,
     known_only: bool,
 ) -> list[Tile]:
-    """Return the key figures; `known_only` leaves out figures that have no value, as in runs of scripts."""
+    """Return the key figures of a run in the order of the page.
+
+    With `known_only`, figures without a value are left out; runs of scripts have several of them.
+    """
     tiles = [_steps_tile(status), *_loss_tiles(metrics)]
     if best:
         tiles.append(Tile(f"Best {best.name}", number(best.value), f"step {best.step}"))
@@ -197,7 +201,7 @@ def _steps_tile(status: RunStatus) -> Tile:
 
 
 def _loss_tiles(metrics: Metrics) -> list[Tile]:
-    """Return the last value of each loss, and of each metric that the program logs."""
+    """Return tiles with the last values of the training loss, the held-out loss and each other metric."""
     held_out = metrics.held_out
     held_out_note = ""
     if len(held_out) > 1:
@@ -221,7 +225,7 @@ def _speed_tile(metrics: Metrics) -> Tile:
 
 
 def _use_tiles(status: RunStatus, memory: PeakMemory | None) -> list[Tile]:
-    """Return the use of the devices, as far as it was recorded."""
+    """Return tiles with TFLOP/s and peak memory, each only if it was recorded."""
     tiles = []
     if status.tflops is not None:
         note = "per rank, last logged"
@@ -247,7 +251,10 @@ def _time_tile(goodput: Goodput) -> Tile:
 
 
 def _lasted(attempt: RecordedAttempt, logged: LoggedStep | None) -> float | None:
-    """Return the seconds of an attempt, until its last sign of life if it recorded no end."""
+    """Return how many seconds an attempt lasted; None if its start was not recorded.
+
+    Without a recorded end, it lasted until its last event or logged step.
+    """
     if attempt.started is None:
         return None
 
@@ -279,7 +286,7 @@ def _attempts(folder: RunFolder, history: History, metrics: Metrics, run: RunSta
 
 
 def _steps(attempt: RecordedAttempt, logged: LoggedStep | None) -> str:
-    """Return the first and the last step of an attempt: `100 to 250`."""
+    """Return the first and the last step of an attempt, such as `100 to 250`; `none` if no step is known."""
     steps = []
     if logged is not None:
         steps.append(logged.step)
@@ -295,7 +302,7 @@ def _steps(attempt: RecordedAttempt, logged: LoggedStep | None) -> str:
 def _outcome(
     attempt: RecordedAttempt, folder: RunFolder, history: History, status: RunStatus
 ) -> tuple[str, str]:
-    """Return a text about the end of an attempt, and the tone of its colour."""
+    """Return a text about the end of an attempt, and the name of its colour (see `TONES`)."""
     is_newest = attempt is history.newest
     failure = read_failure(folder, attempt.number)
     if attempt.outcome == "finished":
@@ -303,7 +310,7 @@ def _outcome(
     if attempt.outcome == "stopped":
         return _stopped(attempt, failure), "wait"
 
-    # The page shows the reason of the newest failure above the table.
+    # The newest failure is shown without its reason, which the page shows above the table.
     if failure is not None and is_newest:
         return failure.short, "bad"
     if failure is not None:
@@ -320,7 +327,10 @@ def _outcome(
 
 
 def _stopped(attempt: RecordedAttempt, failure: Failure | None) -> str:
-    """Return how and why an attempt stopped, with the error of a script that failed while it stopped."""
+    """Return a text such as "stopped at a checkpoint (time limit)".
+
+    If a script failed after it was asked to stop, its failure follows.
+    """
     stopped = "stopped"
     if attempt.saved_step is not None or attempt.resumed_step is not None:
         stopped += " at a checkpoint"
@@ -334,7 +344,7 @@ def _stopped(attempt: RecordedAttempt, failure: Failure | None) -> str:
 
 
 def _loss_label(metrics: Metrics) -> str:
-    """Return a text of the loss curves for a screen reader."""
+    """Return a text for screen readers with the first and last values of the loss curves."""
     curves_by_name = {"training loss": metrics.train, "held-out loss": metrics.held_out}
     parts = [
         f"{name} from {number(curve.values[0])} to {number(curve.values[-1])}"
@@ -345,7 +355,7 @@ def _loss_label(metrics: Metrics) -> str:
 
 
 def _command(folder: RunFolder, config: Mapping[str, Any]) -> str:
-    """Return the command of a run as a person typed it, without secrets."""
+    """Return the command that started a run, as a person typed it, without values of `cluster.env`."""
     script = (config.get("program") or {}).get("script")
     if script == CONTROLLER:
         command = "controller"
@@ -353,7 +363,7 @@ def _command(folder: RunFolder, config: Mapping[str, Any]) -> str:
         command = "run" if script else "train"
 
     typed = _text(folder.overrides_file)
-    # The file holds a quoted argument per line. An argument may hold a line break.
+    # The file has one quoted argument per line. shlex is used, because an argument may contain a line break.
     try:
         arguments = shlex.split(typed)
     except ValueError:

@@ -30,7 +30,7 @@ _PER_AXIS_INCHES = 0.95
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of the plot."""
+    """An axis of a parallel coordinates plot, with the position of each run on it."""
 
     label: str
     places: tuple[float, ...]
@@ -40,7 +40,15 @@ class Axis:
 
 
 def setting_axis(label: str, values: Sequence[Any]) -> Axis:
-    """Return the axis of a setting: few values stand at equal distances, many or long numbers on a scale."""
+    """Return the axis of a setting.
+
+    Numbers are on a scale if there are more than `_MOST_NAMED` of them, or if one is longer than
+    `_LABEL_CHARS`. All other values are at equal distances.
+
+    Args:
+        label: the title of the axis.
+        values: the value of each run.
+    """
     distinct = list({as_text(value): value for value in values}.values())
     if all(map(_is_number, distinct)):
         has_long = any(len(as_text(value)) > _LABEL_CHARS for value in distinct)
@@ -50,14 +58,19 @@ def setting_axis(label: str, values: Sequence[Any]) -> Axis:
 
     texts = [as_text(value) for value in distinct]
     places = {text: _share(number, len(texts) - 1) for number, text in enumerate(texts)}
-    # Of many texts only some have a label.
+    # At most `_MOST_NAMED` of the texts get a label.
     step = math.ceil(len(texts) / _MOST_NAMED)
     ticks = [(places[text], shorten(text, _LABEL_CHARS)) for text in texts[::step]]
     return Axis(label, tuple(places[as_text(value)] for value in values), tuple(ticks))
 
 
 def number_axis(label: str, values: Sequence[float]) -> Axis:
-    """Return an axis with a scale, logarithmic if the values span decades."""
+    """Return an axis with a scale, logarithmic if the largest value is `_DECADES` times the smallest or more.
+
+    Args:
+        label: the title of the axis.
+        values: the value of each run.
+    """
     low = min(values)
     high = max(values)
     scale: Callable[[float], float] = float
@@ -86,17 +99,19 @@ def _share(part: float, whole: float) -> float:
 
 
 def height(axes: int) -> float:
-    """Return the height in inches of the narrow picture, whose axes lie below each other."""
+    """Return the height in inches of a narrow figure with `axes` horizontal axes, one below the other."""
     return _PER_AXIS_INCHES * axes
 
 
 def draw(axes: Sequence[Axis], best: int | None, size: Size) -> Figure:
-    """Draw the lines; the axes stand side by side if the picture is wide, else they lie below each other.
+    """Return a figure with a line for each run, which crosses each axis at the run's value.
+
+    In a wide figure the axes are vertical and side by side, in a narrow one horizontal and below each other.
 
     Args:
-        axes: the axes of the settings, and the axis of the result as the last.
+        axes: the axes of the settings, followed by the axis of the result.
         best: the index of the run to emphasize; None for no run.
-        size: the size of the picture.
+        size: the size of the figure.
     """
     figure, (plot,) = new_figure(size)
     wide = is_wide(size)
@@ -127,7 +142,7 @@ def draw(axes: Sequence[Axis], best: int | None, size: Size) -> Figure:
 
 
 def _draw_standing_axis(plot: Axes, axis: Axis, x: int) -> None:
-    """Draw the axis of a wide picture: its title above, its labels on the left."""
+    """Draw a vertical axis at the position `x`, with its title above and its labels on the left."""
     plot.plot((x, x), (0, 1), **_line_style())
     plot.text(x, 1.09, axis.label, ha="center", **_title_style())
     for place, text in axis.ticks:
@@ -136,7 +151,7 @@ def _draw_standing_axis(plot: Axes, axis: Axis, x: int) -> None:
 
 
 def _draw_lying_axis(plot: Axes, axis: Axis, y: int) -> None:
-    """Draw the axis of a narrow picture: its title above, its labels below."""
+    """Draw a horizontal axis at the position `y`, with its title above and its labels below."""
     plot.plot((0, 1), (y, y), **_line_style())
     plot.text(0, y + 0.12, axis.label, ha="left", bbox=_box(), **_title_style())
     for place, text in axis.ticks:
@@ -153,7 +168,7 @@ def _tick_style() -> dict[str, Any]:
 
 
 def _title_style() -> dict[str, Any]:
-    # The name of a setting may hold `$`, which is no formula.
+    # `parse_math` is off, because a `$` in the name of a setting does not begin a formula.
     return {
         "color": COLOURS["ink"],
         "fontsize": 9.5,
@@ -168,12 +183,12 @@ def _label_style() -> dict[str, Any]:
 
 
 def _box() -> dict[str, Any]:
-    """Return the background of a text, which keeps it readable above lines."""
+    """Return the style of the background of a text, which keeps the text readable above lines."""
     return {"fc": COLOURS["card"], "ec": "none", "pad": 1.2, "alpha": 0.85}
 
 
 def _side(place: float) -> str:
-    """Return the alignment with which a label below a lying axis stays inside the picture."""
+    """Return the horizontal alignment with which a label at `place` (0 to 1) stays inside the figure."""
     if place < 0.1:
         return "left"
     if place > 0.9:

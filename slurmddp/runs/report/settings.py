@@ -14,7 +14,9 @@ from slurmddp.settings.spec import FUNCTION_CALL
 
 
 def settings_of(folder: RunFolder) -> dict[str, Any]:
-    """Return the settings of a run for a report, by full name (`optimizer.lr`), without the name of the run.
+    """Return the settings of a run for a report, except for `name`; the keys are full names (`optimizer.lr`).
+
+    Values from environment variables and of `cluster.env` are hidden.
 
     Raises:
         SlurmddpError: the configuration can't be read.
@@ -25,7 +27,7 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
     if program.get("script") == FUNCTION_CALL:
         call = call_of(program.get("args") or ())
 
-    # Such a program gets its function and values in its arguments, as JSON; the report shows a call.
+    # The arguments of a function call are JSON, so the report shows the call as Python code instead.
     if call:
         others = {key: value for key, value in program.items() if key not in ("script", "args")}
         config = {**config, "program": {"call": call, **others}}
@@ -41,14 +43,17 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def settings_that_differ(*runs: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Return the values of each setting in which runs differ, by full name; a missing value is None."""
+    """Return the settings that differ between runs: by full name, the values of all runs in their order.
+
+    The value of a run that lacks the setting is None.
+    """
     names = dict.fromkeys(key for settings in runs for key in settings)
     values = {name: tuple(settings.get(name) for settings in runs) for name in names}
     return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
 
 
 def as_text(value: Any) -> str:
-    """Return the value of a setting for a table; `-` if a run does not have it."""
+    """Return the value of a setting as text for a table: JSON, or the text itself; `-` for None."""
     if value is None:
         return "-"
     if isinstance(value, str):

@@ -12,9 +12,10 @@ from slurmddp.runs.status.metrics import seconds_or_none
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of each phase of an attempt, in the order of the phases.
+    """How many seconds each phase of an attempt took until its first step was done, in order.
 
-    `launch` is the time before the ranks, which can't measure it: setup lines, srun, the start of the agent.
+    The phase `launch` is the time before the ranks exist: setup lines, srun, and the start of the agent. The
+    ranks can't measure it, so it is the remainder of the time since the `started` event.
     """
 
     attempt: int
@@ -26,7 +27,7 @@ class Phases:
 
 
 def newest_phases(events: Iterable[Any]) -> Phases | None:
-    """Return the phases of the newest attempt; None before its first step, or if its program records none."""
+    """Return the phases of the newest attempt; None before its first step, or if no phases are recorded."""
     newest, attempt_events = of_newest_attempt(events)
     started = next((event for event in attempt_events if event.get("event") == "started"), {})
     first_step = next((event for event in attempt_events if event.get("event") == "first_step"), {})

@@ -34,7 +34,7 @@ _UNCLEAR = frozenset({"_target_", "name", "path"})
 
 @dataclass(frozen=True)
 class Compared:
-    """A run of the sweep, with everything that the page shows of it."""
+    """A run of a sweep with everything that the page shows about it."""
 
     status: RunStatus
     settings: Mapping[str, Any]
@@ -46,14 +46,14 @@ class Compared:
 def write_sweep_report(
     file: Path, name: str, statuses: Sequence[RunStatus], *, missing: int = 0, best: str = ""
 ) -> Path:
-    """Write the page of a sweep, and return its path.
+    """Write the HTML page that compares the runs of a sweep, and return its path.
 
     Args:
         file: the path of the page; the run folders lie beside it.
         name: the name of the sweep.
-        statuses: the statuses of its runs, each with its report written.
-        missing: how many points have no run folder.
-        best: the metric of a search, such as "max accuracy".
+        statuses: the statuses of its runs, whose reports have been written.
+        missing: the number of points without a run folder.
+        best: for a search, the mode and name of its metric, such as "max accuracy".
 
     Raises:
         SlurmddpError: matplotlib is missing, or a run folder can't be read.
@@ -88,7 +88,7 @@ def write_sweep_report(
 
 
 def _place(result: ComparedMetric | None, run: Compared) -> tuple[bool, float]:
-    """Return the sort key of a run: the best run comes first, runs without a result come last."""
+    """Return the sort key with which the best run comes first and runs without a result come last."""
     if result is None or run.result is None:
         return True, 0.0
     return False, {"min": run.result, "max": -run.result}.get(result.mode, 0.0)
@@ -139,7 +139,10 @@ def _linked(run: Compared, *, is_best: bool) -> Cell:
 
 
 def _short_names(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Return the last part of each key, or the whole key if its last part alone is unclear."""
+    """Return a short name for each key: its last part, or the whole key.
+
+    The whole key is used if several keys have the same last part, or if this part is in `_UNCLEAR`.
+    """
     last_parts = {key: key.rpartition(".")[2] for key in keys}
     counts = Counter(last_parts.values())
     unclear = {short for short in counts if counts[short] > 1 or short in _UNCLEAR}
@@ -149,7 +152,10 @@ def _short_names(keys: Mapping[str, Any]) -> dict[str, str]:
 def _picture(
     runs: Sequence[Compared], differ: Mapping[str, Sequence[Any]], result: ComparedMetric | None
 ) -> dict[str, str]:
-    """Return the parallel coordinates; empty if fewer than two runs have a result."""
+    """Return the parallel coordinates plot of the runs with a result, in the formats of `drawing.picture`.
+
+    It is empty if fewer than two runs have a result, or if no setting differs.
+    """
     indices = [index for index, run in enumerate(runs) if run.result is not None]
     if result is None or len(indices) < 2 or not differ:
         return {}
@@ -180,7 +186,7 @@ def _caption(runs: Sequence[Compared], differ: Mapping[str, Any], result: Compar
 
 
 def _states(runs: Sequence[Compared]) -> list[tuple[str, str, int]]:
-    """Return the states, their tones, and how many runs are in each."""
+    """Return each state of a run with its colour (see `TONES`) and the number of runs in this state."""
     states = [run.status.state for run in runs]
     return [(state, TONES[state], states.count(state)) for state in dict.fromkeys(sorted(states))]
 

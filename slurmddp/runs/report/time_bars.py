@@ -22,7 +22,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class Slice:
-    """A kind of time in a bar; `weight` is its share of the bar, from 0 to 1."""
+    """A segment of a bar: one kind of time; `weight` is its fraction of the bar, from 0 to 1."""
 
     kind: str
     weight: float
@@ -33,7 +33,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar; `length` is its length relative to the longest bar, from 0 to 1."""
+    """A bar of segments for the time of a run or of an attempt.
+
+    `length` is its length relative to the longest bar, from 0 to 1.
+    """
 
     title: str
     slices: tuple[Slice, ...]
@@ -42,13 +45,16 @@ class Bar:
 
     @property
     def label(self) -> str:
-        """A text of the bar for a screen reader."""
+        """A description of the bar for screen readers."""
         parts = ", ".join(f"{part.kind} {part.lasted} ({part.share})" for part in self.slices)
         return f"{self.title}, {self.lasted}: {parts}"
 
 
 def time_bars(goodput: Goodput) -> list[Bar]:
-    """Return the bar of the run, and a bar for each of several attempts; empty if no time passed."""
+    """Return a bar for the run and, if it has several attempts, a bar for each of them.
+
+    The list is empty if no time has passed.
+    """
     if not goodput.whole:
         return []
 

@@ -19,7 +19,9 @@ Event = Mapping[str, Any]
 
 @dataclass
 class AttemptTimeline:
-    """The ranks of an attempt, from a start to their end or restart in place.
+    """The times of the ranks of an attempt, from their start to their end or to a restart in place.
+
+    After a restart in place or a rollback, the same attempt has another AttemptTimeline.
 
     All times are in seconds since the epoch.
     """
@@ -57,7 +59,7 @@ class AttemptTimeline:
     """The last step on disk, if the ranks resumed from a state in memory; None if they did not."""
 
     def add(self, event: Event, time: float) -> None:
-        """Add an event of the attempt."""
+        """Update the times with an event of the attempt, which happened at `time`."""
         kind = event.get("event")
         step = whole_number(event.get("step"))
         self.seen = max(self.seen, time)
@@ -79,25 +81,35 @@ class AttemptTimeline:
         elif kind == "stalled" and self.first is not None:
             self.stuck = min(self.stuck, time - (seconds_or_none(event.get("seconds")) or 0.0))
         elif kind == "saved" and self.on_disk is not None and step is not None:
-            # The ranks before a restart in place had handed this save over to the agent.
+            # These ranks have made no step yet: the agent has written a save that the ranks before the
+            # restart had handed over to it.
             self.on_disk = step
         elif kind == "restarted" and self.first is not None and step is not None:
-            # The time without a step, for example until a lost node was noticed, is not training.
+            # The last step was `silent_s` before the restart: the time until a lost node was noticed is not
+            # training.
             last = time - (seconds_or_none(event.get("silent_s")) or 0.0)
             self.reached = (min(self.left, self.stuck, max(self.first[0], last)), step)
 
     def _add_save(self, event: Event, time: float, step: int, trained_since: float) -> None:
-        """Add a save that was complete at `time`."""
+        """Add a save that was complete at `time`.
+
+        Args:
+            event: the `saved` event.
+            time: when the save was complete.
+            step: the step that the save holds.
+            trained_since: when the ranks made their first step.
+        """
         since = trained_since
         if self.saves:
             since = max(since, self.saves[-1][1])
 
-        # Training continues while the writer writes.
+        # The pause ended `written_s` before the save was complete: training continues while the file is
+        # written.
         until = max(since, time - (seconds_or_none(event.get("written_s")) or 0.0))
         begun = max(since, until - (seconds_or_none(event.get("seconds")) or 0.0))
         self.saves.append((begun, until, step))
 
-        # The save of an agent holds a state that a rank copied before its last steps.
+        # A save by an agent holds a state that a rank copied earlier; later steps are not in it.
         copied = seconds_or_none(event.get("copied"))
         if copied is None:
             self.copied.append(begun)
@@ -105,12 +117,12 @@ class AttemptTimeline:
             self.copied.append(max(since, min(copied, begun)))
 
     def restarts(self, event: Event) -> bool:
-        """Return whether an event shows that these ranks have made steps, and restarted or rolled back."""
+        """Return whether an event shows that these ranks restarted or rolled back after their first step."""
         return self.first is not None and event.get("event") in ("resumed", "first_step")
 
     @property
     def start_step(self) -> int | None:
-        """The step from which the ranks resumed; None if they ended before."""
+        """The step from which the ranks resumed; None if they ended before that."""
         if self.resumed is not None:
             return self.resumed
         if self.first is None:
@@ -118,7 +130,9 @@ class AttemptTimeline:
         return max(0, self.first[1] - 1)
 
     def kept(self, next_start: float) -> float:
-        """Return the last step that counts.
+        """Return the last step of these ranks that was not lost.
+
+        Later ranks continued from this step, or a save holds it.
 
         Args:
             next_start: the smallest step from which later ranks resumed; infinity if none did.
@@ -132,10 +146,10 @@ class AttemptTimeline:
         return self.start_step or 0
 
     def parts(self, kept: float, records_steps: bool) -> dict[str, float]:
-        """Return the seconds by kind.
+        """Return the seconds by kind of time, including the wait before the start.
 
         Args:
-            kept: the last step that counts.
+            kept: the last step that was not lost; steps after it count as lost.
             records_steps: whether the program records its first step.
         """
         if self.first is None:
@@ -144,7 +158,7 @@ class AttemptTimeline:
 
         began = self.first[0]
         starting = began - self.begun
-        # A program with checkpoints of its own may have kept any of its steps.
+        # If the program has checkpoints of its own, it is unknown which of its steps were lost.
         if not (self.loads or self.saves or self.running or self.finished):
             return {**self.waited, "starting": starting, "unknown": self.ended - began}
 
@@ -170,34 +184,40 @@ class AttemptTimeline:
         return math.fsum(max(0.0, min(end, until) - max(begun, since)) for begun, end, _ in self.saves)
 
     def _standing_still(self, since: float, until: float) -> float:
-        """Return the seconds without a step, for example of a suspended job."""
+        """Return how many seconds between two times passed in gaps without a step, as of a suspended job."""
         seconds = 0.0
         counted_until = since
         for gap in self.gaps:
             end = self._end_of(gap)
-            # The steps before the first line may still compile.
+            # A gap before the second logged line does not count: the program may still compile. A gap with a
+            # save in it counts as saving.
             if since <= gap.before and end is not None and not self._saving(gap.since, end):
-                # Gaps overlap if a clock was set back.
+                # Time is counted once: gaps may overlap if a clock was set back.
                 stopped = max(gap.stopped, counted_until)
                 seconds += max(0.0, min(end, until) - stopped)
                 counted_until = max(counted_until, end)
         return seconds
 
     def _end_of(self, gap: Gap) -> float | None:
-        """Return when a gap ended for these ranks: by a line or by their failure; None if they had no gap."""
+        """Return when a gap ended for these ranks: with their next logged line, or with their failure.
+
+        None if these ranks were not in this gap.
+        """
         if gap.until <= self.ended:
             return gap.until
 
-        # The next line comes from the ranks after a restart in place, or there is none.
+        # These ranks logged no later line. If they failed, the gap ended with the failure, if it was long
+        # enough.
         failed = min(self.left, self.ended)
         if self.has_failed and gap.is_long(failed):
             return failed
         return None
 
     def _time_of(self, step: float) -> float:
-        """Return the time of `step`, interpolated between known steps; infinity after the last of them."""
+        """Return when `step` was made, interpolated between known times; infinity after the last of them."""
         saves = [(copied, saved) for copied, (_, _, saved) in zip(self.copied, self.saves, strict=True)]
-        # A program may number its saves by epochs, so an equal number precedes the interpolation.
+        # A save with exactly this number counts first: a program may number its saves by epochs, and between
+        # epochs and steps nothing can be interpolated.
         for copied, saved in saves:
             if saved == step:
                 return copied
@@ -221,7 +241,7 @@ class AttemptTimeline:
 
 
 class Timeline:
-    """The attempts of a run and the waits between them, in their order."""
+    """The timeline of a run: attempts and the waits between them, built from events in their order."""
 
     def __init__(self, logged: Mapping[int, LoggedStep], gaps: Mapping[int, Sequence[Gap]]) -> None:
         self._logged = logged
@@ -237,12 +257,13 @@ class Timeline:
         """Time of a submission while an attempt had no recorded end."""
 
     def add(self, event: Event, time: float) -> None:
-        """Add the next event."""
+        """Update the timeline with the next event of the run, which happened at `time`."""
         kind = event.get("event")
         number = whole_number(event.get("attempt"))
 
         if kind == "submitted":
-            # The job may have written `started` before its submission was recorded.
+            # A submission is ignored if its job has started: the job may write `started` before sbatch
+            # returns.
             if str(event.get("job_id")) in self._jobs:
                 return
             if self._open is None:
@@ -252,7 +273,7 @@ class Timeline:
         elif kind == "cancelled" and self._open is None:
             self._wait("idle" if self._waiting else "", time)
         elif kind == "cancelled" and self._open is not None:
-            # The job ran at least until it was cancelled.
+            # An attempt without a recorded end lasted at least until its job was cancelled.
             self._open.seen = max(self._open.seen, time)
         elif number is not None:
             self._add_of_attempt(event, number, time)
@@ -277,7 +298,7 @@ class Timeline:
 
     @property
     def _past(self) -> int:
-        """The number of the last attempt that ended; -1 before the first end."""
+        """The number of the last attempt that has ended; -1 if none has."""
         if not self._attempts:
             return -1
         return self._attempts[-1].number
@@ -296,7 +317,13 @@ class Timeline:
         self._waited = {}
 
     def _restart(self, attempt: AttemptTimeline, event: Event, time: float) -> None:
-        """End the ranks of an attempt, and start the ranks that follow after a restart or a rollback."""
+        """End the current AttemptTimeline, and begin that of the same attempt after its restart or rollback.
+
+        Args:
+            attempt: the current timeline.
+            event: the `resumed` or `first_step` event of the ranks after the restart.
+            time: the time of the event.
+        """
         step = whole_number(event.get("step"))
         rolled_back = event.get("event") == "resumed" and not attempt.has_failed and step is not None
         if rolled_back:
@@ -313,7 +340,7 @@ class Timeline:
             gaps=attempt.gaps,
             on_disk=int(attempt.kept(_ENDLESS)),
         )
-        # Ranks that rolled back are the same processes: they train after the load, without a `first_step`.
+        # After a rollback the same processes train on: they record no further `first_step` event.
         if rolled_back and step is not None:
             self._open.first = (time, step)
             self._open.loads = attempt.loads
@@ -327,11 +354,11 @@ class Timeline:
             self._since = time
 
     def _end_without_event(self, time: float, *, again: bool) -> None:
-        """End an attempt that wrote no end.
+        """End the open attempt, if there is one; it has recorded no end.
 
         Args:
             time: the latest time at which it can have ended.
-            again: whether SLURM may have queued its job again.
+            again: whether SLURM may have requeued its job.
         """
         attempt = self._open
         asked = self._asked
@@ -351,14 +378,14 @@ class Timeline:
             self._wait("queued", max(asked, self._since))
 
     def _wait(self, kind: str, time: float) -> None:
-        """Add the time until now to the current kind, and count the following time as `kind`."""
+        """End the current kind of wait at `time`, and begin the wait `kind`; empty if an attempt begins."""
         if self._waiting:
             self._waited[self._waiting] = self._waited.get(self._waiting, 0.0) + time - self._since
         self._waiting = kind
         self._since = time
 
     def close(self, now: float, *, running: bool, pending: bool) -> None:
-        """End the timeline: at `now` if the run is running or pending."""
+        """End the timeline: at `now` if it is running or pending, else with its last event or logged step."""
         if self._open is not None and running and self._asked is None:
             self._open.running = True
             self._end(now)
@@ -368,7 +395,7 @@ class Timeline:
             self._wait("", now)
 
     def seconds(self, records_steps: bool) -> dict[int | None, dict[str, float]]:
-        """Return the seconds of each attempt by kind; the key None holds the time after the last attempt."""
+        """Return the seconds by kind for each attempt; the key None is the time after the last attempt."""
         sums: dict[int | None, dict[str, float]] = {}
         start = _ENDLESS
         for attempt in reversed(self._attempts):
@@ -376,7 +403,8 @@ class Timeline:
             kept = attempt.kept(start)
             for kind, seconds in attempt.parts(kept, records_steps).items():
                 attempt_sums[kind] = attempt_sums.get(kind, 0.0) + max(0.0, seconds)
-            # These ranks may have resumed from a state in memory that a later attempt no longer had.
+            # Earlier ranks keep no step above `kept`: these ranks may have resumed from a state in memory,
+            # which a later attempt no longer had.
             if attempt.start_step is not None:
                 start = min(kept, attempt.start_step)
 
@@ -390,6 +418,6 @@ def _positive(parts: Mapping[str, float]) -> dict[str, float]:
 
 
 def whole_number(value: Any) -> int | None:
-    """Return `value` if it can be a step or the number of an attempt, else None."""
+    """Return `value` if it is an integer from 0 on, such as a step or the number of an attempt; else None."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and value >= 0 else None

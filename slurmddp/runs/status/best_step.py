@@ -12,7 +12,7 @@ from slurmddp.settings.spec import parse_best
 
 @dataclass(frozen=True)
 class BestStep:
-    """The step of the best checkpoint, and its value of the metric `name`."""
+    """The step of a run's best checkpoint, and the value of the metric `name` at this step."""
 
     step: int
     name: str
@@ -20,13 +20,15 @@ class BestStep:
 
 
 def best_step(folder: RunFolder) -> BestStep | None:
-    """Return the best step that was evaluated and saved, by `train.best`; of equal values the newest.
+    """Return the step with the best value of the metric in `train.best`, among the steps that were saved.
+
+    Of steps with equal values, the newest is returned.
 
     Returns:
-        None without `train.best`, or before such a step.
+        None if `train.best` is not set, or if no saved step has a finite value of the metric.
 
     Raises:
-        SlurmddpError: the records can't be read, or the run's `train.best` is not understood.
+        SlurmddpError: the configuration, events or metrics can't be read, or `train.best` has a wrong format.
     """
     train = folder.config().get("train")
     text = train.get("best") if isinstance(train, dict) else None
@@ -38,7 +40,7 @@ def best_step(folder: RunFolder) -> BestStep | None:
     curve = metrics.held_out if name == "eval_loss" else metrics.own.get(name, Curve())
     saved = {event.get("step") for event in folder.events() if event.get("event") == "saved"}
 
-    # The least pair has the best value and, among equal values, the newest step.
+    # The signs make the best value and, among equal values, the newest step the smallest pair.
     sign = 1 if mode == "min" else -1
     pairs = [
         (sign * value, -step)

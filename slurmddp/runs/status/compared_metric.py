@@ -14,19 +14,22 @@ from slurmddp.settings.spec import parse_best
 
 @dataclass(frozen=True)
 class ComparedMetric:
-    """The name of the metric and its label; `mode` is `min` or `max`, empty if neither is known."""
+    """The metric by which runs are compared: its name, its label, and which values are best.
+
+    `mode` is `min` or `max`; empty if it is not known which values are best.
+    """
 
     name: str
     label: str
     mode: str
 
     def curve(self, metrics: Metrics) -> Curve:
-        """Return the curve of the metric in one run."""
+        """Return the curve of this metric from the metrics of a run; empty if the run lacks the metric."""
         named = {"loss": metrics.train, "eval_loss": metrics.held_out}
         return named.get(self.name) or metrics.own.get(self.name, Curve())
 
     def value(self, metrics: Metrics) -> float | None:
-        """Return the best value of a run, or its last value without a mode; None if no value is finite."""
+        """Return the best finite value of a run, or without a mode the last one; None if there is none."""
         values = [value for value in self.curve(metrics).values if math.isfinite(value)]
         if not values:
             return None
@@ -38,12 +41,15 @@ class ComparedMetric:
 def compared_metric(
     folders: Sequence[RunFolder], metrics: Sequence[Metrics], best: str = ""
 ) -> ComparedMetric | None:
-    """Choose the metric of the comparison: `train.best`, else held-out loss, training loss, an own metric.
+    """Choose the metric by which runs are compared.
+
+    It is the metric in `best` or in the first `train.best` of the runs; else the held-out loss, else the
+    training loss, else the first metric that a program logs. None if the runs have logged nothing.
 
     Args:
-        folders: the runs.
-        metrics: their metrics.
-        best: the metric of a search, in place of `train.best`.
+        folders: the run folders.
+        metrics: the metrics of the runs, in the same order.
+        best: the metric of a search, such as "max accuracy"; then `train.best` is not read.
     """
     texts: list[str | None] = [best]
     if not best:

@@ -25,7 +25,7 @@ _LINE_LIMIT = 1 << 20
 
 @dataclass(frozen=True)
 class ChosenLogs:
-    """The logs that a command shows."""
+    """The selection of logs that a command shows: by rank, by node, or all."""
 
     ranks: frozenset[int] = frozenset({0})
     nodes: frozenset[int] = frozenset()
@@ -40,13 +40,13 @@ class ChosenLogs:
 
 
 def files(folder: RunFolder, attempt: int) -> list[Path]:
-    """Return the logs of an attempt: the ranks in order, then the nodes, then the batch script."""
+    """Return the paths of the logs of an attempt: first of ranks, then of nodes, then the others by name."""
     paths = [path for path in folder.log_dir(attempt).glob("*.log") if path.is_file()]
     return sorted(paths, key=lambda path: _order(path.name))
 
 
 def _order(name: str) -> tuple[int, int, str]:
-    """Return the sort key of a log: ranks by number, nodes by number, others by name."""
+    """Return the sort key of a log's file name: ranks by number, nodes by number, then others by name."""
     for place, pattern in enumerate((_RANK, _NODE)):
         match = pattern.fullmatch(name)
         if match:
@@ -55,14 +55,15 @@ def _order(name: str) -> tuple[int, int, str]:
 
 
 def label(path: Path) -> str:
-    """Return the label of a log: `rank 3`, `node 0`, `batch`."""
+    """Return the label of a log, such as `rank 3`, `node 0` or `batch`."""
     return path.stem.replace("-", " ")
 
 
 def selected_files(folder: RunFolder, attempt: int, selection: ChosenLogs) -> list[Path]:
-    """Return the selected logs; if they are all empty, return the nonempty logs of nodes and batch step.
+    """Return the paths of the selected logs of an attempt.
 
-    If an attempt fails before its ranks start, only its node and batch logs have the reason.
+    If they are all empty, return the logs of nodes and of the batch step that are not empty: if an attempt
+    fails before its ranks start, only these logs have the reason.
     """
     paths = files(folder, attempt)
     selected = [path for path in paths if selection.contains(path)]
@@ -74,7 +75,7 @@ def selected_files(folder: RunFolder, attempt: int, selection: ChosenLogs) -> li
 
 
 def of_job_without_attempt(folder: RunFolder) -> tuple[str, list[str]]:
-    """Return the newest job if it has begun no attempt, and the lines that it printed; else no lines."""
+    """Return the id of the newest job and the lines of its log; no lines if the job has begun an attempt."""
     history = read_history(folder)
     job_id = history.job_id or ""
     if any(attempt.job_id == job_id for attempt in history.attempts):
@@ -85,7 +86,10 @@ def of_job_without_attempt(folder: RunFolder) -> tuple[str, list[str]]:
 
 
 def tail(path: Path, count: int | None) -> list[str]:
-    """Return the last `count` lines of a file, or all lines with None, without reading more than needed."""
+    """Return the last `count` lines of a file, or all lines for None.
+
+    The file is read from its end, and no further than needed.
+    """
     reader = LineReader(path)
     return _last([*reader.start(count), *reader.flush()], count)
 
@@ -95,7 +99,10 @@ def _last(lines: list[str], count: int | None) -> list[str]:
 
 
 def snapshot(folder: RunFolder, attempt: int, selection: ChosenLogs, count: int | None) -> Iterator[str]:
-    """Yield the last lines of the selected logs of one attempt, then its failures."""
+    """Yield the last `count` lines of each selected log of an attempt, then its failures.
+
+    If the newest job began no attempt, the last lines of its log follow. With None, whole logs are shown.
+    """
     for path in selected_files(folder, attempt, selection):
         for line in tail(path, count):
             yield f"[{label(path)}] {line}"
@@ -105,7 +112,7 @@ def snapshot(folder: RunFolder, attempt: int, selection: ChosenLogs, count: int 
 
 
 def job_lines(folder: RunFolder, count: int | None) -> Iterator[str]:
-    """Yield the last lines of the newest job if it has begun no attempt."""
+    """Yield the last `count` lines of the newest job's log; nothing if the job has begun an attempt."""
     job_id, lines = of_job_without_attempt(folder)
     if lines:
         yield f"-- job {job_id} began no attempt:"
@@ -114,7 +121,10 @@ def job_lines(folder: RunFolder, count: int | None) -> Iterator[str]:
 
 
 def failure_lines(folder: RunFolder, attempt: int) -> Iterator[str]:
-    """Yield the failures of an attempt with their last lines; nothing if no rank failed."""
+    """Yield lines about the failures of an attempt, with the last lines of the failed process.
+
+    Nothing is yielded if the attempt has no failure.
+    """
     for earlier in read_restarted(folder, attempt):
         yield f"-- attempt {attempt}: {earlier.sentence}; the ranks restarted in place"
 
@@ -138,7 +148,7 @@ def _last_lines(attempt: int, failure: Failure) -> Iterator[str]:
 
 @dataclass
 class LineReader:
-    """A reader of the new lines of a growing file."""
+    """A reader of a growing file: `read` returns the lines that were added since its last call."""
 
     path: Path
     offset: int = 0
@@ -146,7 +156,7 @@ class LineReader:
     is_found: bool = False
 
     def start(self, count: int | None) -> list[str]:
-        """Return the last `count` whole lines, or all with None, and continue after them."""
+        """Return the last `count` whole lines of the file, or all for None; `read` continues after them."""
         end = self.path.stat().st_size
         position = end
         blocks: list[bytes] = []
@@ -169,9 +179,9 @@ class LineReader:
         return [as_drawn(line.decode("utf-8", errors="replace")) for line in lines[first:]]
 
     def read(self) -> list[str]:
-        """Return the new whole lines; none while the file does not exist."""
+        """Return the whole lines that were added since the last call; empty while the file does not exist."""
         size = self._size()
-        # A shorter file was written again.
+        # The file is shorter than before, so it was written again: read it from the start.
         if size < self.offset:
             self.offset = 0
             self.rest = b""
@@ -187,7 +197,7 @@ class LineReader:
         return [as_drawn(line.decode("utf-8", errors="replace")) for line in lines]
 
     def _size(self) -> int:
-        """Return the size of the file; 0 until a listing shows it."""
+        """Return the size of the file; 0 while a listing of its folder does not contain it."""
         self.is_found = self.is_found or is_there(self.path)
         if not self.is_found:
             return 0
@@ -197,7 +207,7 @@ class LineReader:
             return 0
 
     def flush(self) -> list[str]:
-        """Return the last line although it has no line break: the file is complete."""
+        """Return the last line of a complete file if it has no line break; else an empty list."""
         rest = self.rest
         self.rest = b""
         if not rest:
@@ -213,18 +223,18 @@ class _Follower:
     readers: dict[Path, LineReader] = field(default_factory=dict)
 
     def start(self, count: int | None) -> Iterator[str]:
-        """Yield the last lines so far, and continue after them."""
+        """Yield the last `count` lines of each selected log, or all for None; `more` continues after them."""
         for path in selected_files(self.folder, self.attempt, self.selection):
             yield from self._labelled(path, self._reader(path).start(count))
 
     def more(self) -> Iterator[str]:
-        """Yield the new lines."""
+        """Yield the lines that were written since the last call."""
         paths = {*selected_files(self.folder, self.attempt, self.selection), *self.readers}
         for path in sorted(paths, key=lambda path: _order(path.name)):
             yield from self._labelled(path, self._reader(path).read())
 
     def close(self) -> Iterator[str]:
-        """Yield the rest of an attempt that has ended."""
+        """Yield the remaining lines of an attempt that has ended, its failures, and how it ended."""
         yield from self.more()
         for path, reader in self.readers.items():
             yield from self._labelled(path, reader.flush())
@@ -257,17 +267,28 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
     poll_s: float = 0.5,
 ) -> Iterator[str]:
-    """Yield lines as they are written, from the newest attempt on, until `has_ended()`."""
+    """Yield the lines of the selected logs as they are written, until `has_ended` returns True.
+
+    The newest attempt comes first, then each later attempt.
+
+    Args:
+        folder: the run folder.
+        selection: the logs to show.
+        count: the number of earlier lines of each log to begin with; None for all.
+        has_ended: returns whether the run has ended.
+        sleep: waits for a number of seconds.
+        poll_s: seconds between two reads.
+    """
     follower: _Follower | None = None
     attempts = folder.attempts()
     if attempts:
         follower = _Follower(folder, selection, attempts[-1])
         yield from follower.start(count)
     else:
-        yield "-- no attempt has started yet; waiting (Ctrl-C stops looking, not the run)"
+        yield "-- no attempt has started yet; waiting (Ctrl-C ends this command, not the run)"
 
     while True:
-        # `has_ended` precedes reading, so that the lines before the end are still read.
+        # `has_ended` is called before reading: all lines before the end are then in the files.
         ended = has_ended()
         if follower is not None:
             yield from follower.more()

@@ -39,7 +39,7 @@ KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr", "grad_n
 
 @dataclass(frozen=True)
 class Curve:
-    """A quantity over the steps, in the order of the steps."""
+    """The values of a metric over the steps, in the order of the steps, with the attempt that logged each."""
 
     steps: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
@@ -51,7 +51,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """The last step that an attempt logged, and the time of that line."""
+    """The last step that an attempt logged, and when it was logged, in seconds since the epoch."""
 
     step: int
     time: float
@@ -59,7 +59,10 @@ class LoggedStep:
 
 @dataclass(frozen=True)
 class Gap:
-    """A long time between two consecutive logged steps of one attempt; in seconds since the epoch."""
+    """A long pause between two consecutive logged steps of one attempt, such as of a suspended job.
+
+    The fields are seconds since the epoch.
+    """
 
     before: float
     """Time of the line before the gap's first line."""
@@ -71,13 +74,13 @@ class Gap:
     """Time of the gap's last line; infinity after the last line of the attempt."""
 
     def is_long(self, until: float) -> bool:
-        """Return whether the part of the gap before `until` is a gap by itself."""
+        """Return whether the gap would still be long enough to count as one if it had ended at `until`."""
         return _is_long(until - self.since, self.stopped - self.since)
 
 
 @dataclass(frozen=True)
 class LineTimes:
-    """The times of the lines of `metrics.jsonl`, by attempt."""
+    """The last logged step and the gaps of each attempt, from the times in `metrics.jsonl`."""
 
     logged: Mapping[int, LoggedStep]
     """The last step of each attempt."""
@@ -87,7 +90,7 @@ class LineTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """The contents of `metrics.jsonl` for the report."""
+    """The curves and values in `metrics.jsonl`, for the report."""
 
     train: Curve
     held_out: Curve
@@ -105,7 +108,7 @@ class Metrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Latest:
-    """The newest values, for `status`."""
+    """The newest values in `metrics.jsonl`, for `slurmddp status`; None if there are none."""
 
     step: int | None = None
     time: float | None = None
@@ -121,7 +124,7 @@ class Latest:
 
 
 def read(folder: RunFolder) -> Metrics:
-    """Read the whole file; each step keeps the line of the highest attempt."""
+    """Return the values in a run's `metrics.jsonl`; if attempts share a step, the last attempt counts."""
     records = list(_records(folder.metrics_file))
     train = _kept(records, "loss")
     rates = [rate for rate in map(rate_of, train.values()) if rate is not None]
@@ -158,13 +161,16 @@ class _Line(NamedTuple):
 
 
 def read_times(folder: RunFolder) -> LineTimes:
-    """Read the times of all lines, and none of their values: a long training has 100,000 lines."""
+    """Return the times in a run's `metrics.jsonl`.
+
+    The values are not parsed, because a long training has 100,000 lines.
+    """
     stream = _open(folder.metrics_file)
     if stream is None:
         return LineTimes({}, {})
     with stream:
         text = stream.read()
-    # The last line may not be complete.
+    # The last line is left out if it is not complete.
     text = text[: text.rfind(b"\n") + 1]
 
     logged = _AS_LOGGED.findall(text)
@@ -177,7 +183,11 @@ def read_times(folder: RunFolder) -> LineTimes:
 
 
 def line_times(records: Iterable[Mapping[str, Any]]) -> LineTimes:
-    """Return the times of records of metrics, in the order of the file."""
+    """Return the times in records of `metrics.jsonl`.
+
+    Args:
+        records: the parsed lines, in the order of the file.
+    """
     lines = []
     for record in records:
         time = seconds_or_none(record.get("time"))
@@ -202,11 +212,15 @@ def _times_of(lines: Iterable[_Line]) -> LineTimes:
 
 
 def _gaps_between(lines: Sequence[_Line]) -> list[Gap]:
-    """Return the gaps between the lines of one attempt, and after the last of them, without evaluations."""
+    """Return the gaps between the training lines of one attempt, and a gap after the last line.
+
+    A pause is a gap if it is at least `_GAP_S` and `_GAP_RATIO` times the usual time of its steps. Pauses
+    beside an evaluation do not count.
+    """
     intervals = []
     for at, (first, second) in enumerate(pairwise(lines)):
         steps = second.step - first.step
-        # The first line after a rollback is of an earlier step.
+        # Without `steps > 0`, a rollback would count: the first line after it has a lower step.
         if first.loss == second.loss == _TRAINING and steps > 0:
             intervals.append((at, steps, second.time - first.time))
     if not intervals:
@@ -231,7 +245,7 @@ def _is_long(seconds: float, usual_s: float) -> bool:
 
 
 def latest(folder: RunFolder) -> Latest:
-    """Return the newest values by reading the file from its end."""
+    """Return the newest values in a run's `metrics.jsonl`, which is read from its end."""
     newest: dict[str, Any] = {}
     losses: dict[str, Any] = {}
     held_out: float | None = None
@@ -248,7 +262,7 @@ def latest(folder: RunFolder) -> Latest:
             held_out = _number(record.get("eval_loss"))
         for name in own_names([record]):
             named.setdefault(name, float(record[name]))
-        # Other lines of this step may hold further values.
+        # Reading ends only before the next earlier step: other lines of this step may hold further values.
         if last_needed_step is None and losses and held_out is not None:
             last_needed_step = record["step"]
 
@@ -268,13 +282,13 @@ def latest(folder: RunFolder) -> Latest:
 
 
 def own_names(records: list[dict[str, Any]]) -> list[str]:
-    """Return the names of a program's own values, in the order of the alphabet."""
+    """Return the sorted names of the values that a program has logged under names of its own."""
     names = {name for record in records for name in record.keys() - KNOWN if not name.endswith("_per_s")}
     return sorted(name for name in names if any(_number(record.get(name)) is not None for record in records))
 
 
 def _kept(records: list[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
-    """Return the record with a value of `key` for each step, of the highest attempt."""
+    """Return, by step, the record with a numeric value of `key`; of several attempts the last one counts."""
     kept: dict[int, dict[str, Any]] = {}
     for record in records:
         if _number(record.get(key)) is None:
@@ -295,14 +309,14 @@ def _curve(kept: dict[int, dict[str, Any]], key: str) -> Curve:
 
 
 def _number(value: Any) -> float | None:
-    # In Python a bool is an int.
+    # Without this test, True would count as 1: in Python a bool is an int.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value)
 
 
 def seconds_or_none(value: Any) -> float | None:
-    """Return `value` if it is a plausible number of seconds, else None."""
+    """Return `value` as a float if it is a number from 0 to below 1e15, else None."""
     number = _number(value)
     if number is None or not 0 <= number < 1e15:
         return None
@@ -310,7 +324,10 @@ def seconds_or_none(value: Any) -> float | None:
 
 
 def rate_of(record: dict[str, Any]) -> tuple[float, str] | None:
-    """Return the rate and its unit: `tokens_per_s` is tokens/s, and so for other units."""
+    """Return the training speed in a record and its unit: (12.5, "tokens/s") for `tokens_per_s: 12.5`.
+
+    The first key that ends with `_per_s` counts; None if there is none.
+    """
     for key, value in record.items():
         number = _number(value)
         if key.endswith("_per_s") and number is not None:
@@ -319,7 +336,7 @@ def rate_of(record: dict[str, Any]) -> tuple[float, str] | None:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return the record of a line; None for a damaged line."""
+    """Return the record in a line of `metrics.jsonl`; None if the line is damaged."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -332,7 +349,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _open(path: Path) -> BinaryIO | None:
-    """Open the metrics of a run; return None if they can't be read: a status shows other facts, too."""
+    """Open a metrics file; log a warning and return None if it can't be read, None if it does not exist."""
     if not is_there(path):
         return None
     try:
@@ -343,7 +360,7 @@ def _open(path: Path) -> BinaryIO | None:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file from its start; skip damaged lines."""
+    """Yield the records of a metrics file from its start; skip damaged lines."""
     stream = _open(path)
     if stream is None:
         return
@@ -356,7 +373,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _backwards(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file from its end; skip damaged lines."""
+    """Yield the records of a metrics file from its end, up to `_LATEST_BYTES`; skip damaged lines."""
     stream = _open(path)
     if stream is None:
         return
@@ -369,7 +386,7 @@ def _backwards(path: Path) -> Iterator[dict[str, Any]]:
         while position > 0 and end - position < _LATEST_BYTES:
             size = min(_BLOCK, position)
             position = stream.seek(position - size)
-            # The first line may begin in the block before.
+            # The first line of the block is kept as the rest, because it may begin in the previous block.
             rest, *lines = (stream.read(size) + rest).split(b"\n")
             yield from (record for record in map(_parse, reversed(lines)) if record is not None)
 

@@ -15,7 +15,7 @@ _WARNINGS = 5
 
 @dataclass(frozen=True)
 class Notice:
-    """A fact about the newest attempt that a person should know."""
+    """A sentence about the newest attempt, for `status`: a hang, slow ranks, other nodes, or a warning."""
 
     kind: Literal["stalled", "slow", "places", "warned"]
     """stalled: a rank hangs. slow: a rank lags. places: ranks have restarted on other nodes. warned: a
@@ -24,9 +24,10 @@ class Notice:
 
 
 def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[Notice]:
-    """Yield notices about the newest attempt: a hang that is being ended, slow ranks, nodes, warnings.
+    """Yield notices about the newest attempt: a hang, slow ranks, restarts on other nodes, and warnings.
 
-    After the ranks have ended, a hang is shown as a failure.
+    A hang is yielded only while the ranks are being ended; after that, it is a failure. Of the warnings, the
+    last `_WARNINGS` different ones are yielded.
     """
     _, newest = of_newest_attempt(events)
     ends = [event for event in newest if event.get("event") in ("stalled", "rank_failed", "ended")]
@@ -41,13 +42,13 @@ def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[Notice]:
             if places:
                 yield Notice("places", f"restart {restart_count(event)} of the ranks runs {places}")
 
-    # A dict keeps the order of the first occurrences.
+    # A dict removes repeated warnings and keeps the order of their first occurrences.
     warnings = dict.fromkeys(str(event.get("text", "")) for event in newest if event.get("event") == "warned")
     yield from (Notice("warned", text) for text in list(warnings)[-_WARNINGS:])
 
 
 def other_places(event: Mapping[str, Any]) -> str:
-    """Return where ranks restarted in place, if not on the same nodes: "on 2 nodes"."""
+    """Return where ranks restarted in place, such as "on 2 nodes"; empty if it was on the same nodes."""
     phrases = []
     spare = event.get("spare")
     if spare:
@@ -59,7 +60,7 @@ def other_places(event: Mapping[str, Any]) -> str:
 
 
 def _stall_text(event: Mapping[str, Any]) -> str:
-    """Return which rank hangs, in which phase, and for how long."""
+    """Return a sentence that says which rank hangs, in which phase, and for how long."""
     doing = _DOING.get(event.get("phase", ""), event.get("phase", "somewhere"))
     return (
         f"rank {event.get('rank')} on {event.get('host')} made no progress for "

@@ -25,7 +25,7 @@ class PeakMemory:
 
     @property
     def largest(self) -> str:
-        """Return the largest peak: `3.21 GiB`."""
+        """The largest peak of a rank, such as `3.21 GiB`."""
         return gib(max(self.ranks))
 
     @property
@@ -34,7 +34,7 @@ class PeakMemory:
 
 
 def newest_peak_memory(events: Iterable[Mapping[str, Any]]) -> PeakMemory | None:
-    """Return the last recorded peaks of the newest attempt; None before the first record."""
+    """Return the peak memory of the newest attempt from its last `memory` event; None if it has none."""
     _, newest = of_newest_attempt(events)
     for event in reversed(list(newest)):
         if event.get("event") != "memory":
@@ -46,5 +46,5 @@ def newest_peak_memory(events: Iterable[Mapping[str, Any]]) -> PeakMemory | None
 
 
 def gib(count: int) -> str:
-    """Return a number of bytes in GiB: `3.21 GiB`."""
+    """Return a number of bytes as text in GiB, such as `3.21 GiB`."""
     return f"{count / _GIB:.2f} GiB"

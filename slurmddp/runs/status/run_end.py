@@ -18,9 +18,15 @@ _ASK_EVERY_S = 30.0
 def end_of(
     folder: RunFolder, slurm: SlurmClient, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[], bool]:
-    """Return a function that returns whether the run has ended; it asks SLURM at most twice a minute.
+    """Return a function that returns whether the run has ended.
 
-    The function waits for each answer. So the pause doubles while the state is unknown, up to five minutes.
+    The function queries SLURM at most every `_ASK_EVERY_S`, and blocks until SLURM answers. While the state
+    of the run is unknown, the pause between queries doubles, up to `LONGEST_PAUSE_S`.
+
+    Args:
+        folder: the run folder.
+        slurm: the client for queries to SLURM.
+        clock: returns a monotonic time in seconds.
     """
     asked_at: float | None = None
     pause = _ASK_EVERY_S

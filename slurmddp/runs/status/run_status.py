@@ -27,7 +27,7 @@ from slurmddp.slurm.states import JobState
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """The facts that `slurmddp status` shows; times in seconds since the epoch, None if not known."""
+    """The state of a run, for `slurmddp status`. Times are seconds since the epoch; None means unknown."""
 
     name: str
     path: Path
@@ -95,12 +95,17 @@ class RunStatus:
 
 
 def status(folder: RunFolder, slurm: SlurmClient | None) -> RunStatus:
-    """Return the status of one run; without `slurm` only the folder counts."""
+    """Return the status of one run; if `slurm` is None, it is based on the run folder alone."""
     return statuses([folder], slurm)[0]
 
 
 def statuses(folders: Sequence[RunFolder], slurm: SlurmClient | None) -> list[RunStatus]:
-    """Return the status of several runs, with one query to SLURM for all."""
+    """Return the status of each of several runs, with one query to SLURM for all of them.
+
+    Args:
+        folders: the run folders.
+        slurm: the client for the query; None to use the run folders alone.
+    """
     contents = [_read(folder) for folder in folders]
     readable = [content for content in contents if isinstance(content, _Content)]
     job_ids = [content.history.job_id for content in readable if content.has_open_slurm_job]
@@ -113,7 +118,7 @@ def statuses(folders: Sequence[RunFolder], slurm: SlurmClient | None) -> list[Ru
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    """The content of one run folder, before SLURM is asked."""
+    """What the status needs from a run folder; it is read before the query to SLURM."""
 
     folder: RunFolder
     history: History
@@ -123,7 +128,7 @@ class _Content:
 
     @property
     def is_local(self) -> bool:
-        """Return whether the newest job is a start on this machine, not a job of SLURM."""
+        """Return whether the newest job was started without sbatch, by the local launcher."""
         newest = self.history.newest
         if (self.history.job_id or "").startswith("local"):
             return True
@@ -131,12 +136,12 @@ class _Content:
 
     @property
     def has_open_slurm_job(self) -> bool:
-        """Return whether only SLURM knows the state of the newest job: it may run, or is being cancelled."""
+        """Return whether the newest job is a SLURM job that may still exist: its state must be queried."""
         return not self.is_local and self.history.may_live
 
 
 def _read(folder: RunFolder) -> _Content | RunStatus:
-    """Read a run folder; return the status `unknown` if the folder can't be read."""
+    """Return what the status needs from a run folder; if the folder can't be read, a status `unknown`."""
     try:
         return _content_of(folder)
     except (SlurmddpError, OSError, ValueError) as error:
@@ -159,7 +164,7 @@ def _content_of(folder: RunFolder) -> _Content:
     return _Content(
         folder=folder,
         history=history,
-        # A training function of a person may count no steps at all.
+        # A person's own training function may count no steps, so the total would mean nothing.
         total_steps=total_steps(config) if records_steps else None,
         records_steps=records_steps,
         names_files=bool((program or {}).get("checkpoints")),
@@ -167,7 +172,10 @@ def _content_of(folder: RunFolder) -> _Content:
 
 
 def _ask(slurm: SlurmClient | None, ids: list[str]) -> tuple[dict[str, JobState] | None, str]:
-    """Return the states of jobs in SLURM; None and the error if SLURM does not answer."""
+    """Return the states of jobs by id, and the error of the query.
+
+    The states are None if SLURM was not queried or did not answer. The error is empty if there was none.
+    """
     if slurm is None or not ids:
         return None, ""
 
@@ -178,7 +186,7 @@ def _ask(slurm: SlurmClient | None, ids: list[str]) -> tuple[dict[str, JobState]
 
 
 def _judge(content: _Content, jobs: dict[str, JobState] | None, trouble: str) -> RunStatus:
-    """Return the status of a run by its folder and its job in SLURM."""
+    """Return the status of a run from its folder and the result of the query to SLURM (see `_ask`)."""
     verdict = _verdict(content, jobs, trouble)
 
     if verdict.state in ("lost", "failed", "cancelled") and content.has_open_slurm_job:
@@ -195,7 +203,10 @@ def _judge(content: _Content, jobs: dict[str, JobState] | None, trouble: str) ->
 
 
 def _with_last_line_of_job(folder: RunFolder, verdict: RunVerdict) -> RunVerdict:
-    """Return the verdict with the last line of the newest job's log, if the job began no attempt."""
+    """Return `verdict` with the last line of the newest job's log as the detail, if the job began no attempt.
+
+    A job that no person cancelled then counts as lost instead of cancelled.
+    """
     job_id, lines = of_job_without_attempt(folder)
     if not lines:
         return verdict
@@ -210,7 +221,7 @@ def _verdict(content: _Content, jobs: dict[str, JobState] | None, trouble: str) 
     folder = content.folder
     history = content.history
     job = (jobs or {}).get(history.job_id or "")
-    # SLURM may have given the id to another job since.
+    # A job of another run is ignored: SLURM may reuse an id.
     if job is not None and not job.may_be_of(folder.path):
         job = None
     if job is not None:
@@ -240,7 +251,7 @@ def _compose(content: _Content, verdict: RunVerdict) -> RunStatus:
     values = latest(folder)
     newest = history.newest or RecordedAttempt(number=0)
     saved = history.last_saved or RecordedAttempt(number=0)
-    # The last values may be those of an earlier attempt.
+    # Loss and speed are left out if an earlier attempt logged them.
     current = values
     if history.newest is not None and values.attempt != newest.number:
         current = Latest()
@@ -302,7 +313,7 @@ def _detail(
     step: int | None,
     total_steps: int | None,
 ) -> str:
-    """Return the reason of a state, with the failure of a failed run."""
+    """Return why a run is in its state, in words; for a failed run with its failure."""
     if verdict.state == "finished":
         return _detail_of_finished(step, total_steps)
     if verdict.state != "failed":
@@ -316,17 +327,17 @@ def _detail(
 
 
 def _detail_of_finished(step: int | None, total_steps: int | None) -> str:
-    # The steps of a script are not known.
+    # The number of steps of a script is not known.
     if total_steps is None:
         return "its program ended with exit code 0"
-    # `train.max_time` ends a training before its last step.
+    # A run with `train.max_time` may finish before its last step.
     if step is not None and step < total_steps:
         return f"it ended in good order after step {step} of {total_steps}"
     return ALL_STEPS
 
 
 def _before(folder: RunFolder, history: History) -> str:
-    """Return how the attempt before the newest ended, with the cause of a failure."""
+    """Return how the last attempt but one ended, with the cause of a failure; empty if there was none."""
     if len(history.attempts) < 2:
         return ""
 
@@ -339,9 +350,10 @@ def _before(folder: RunFolder, history: History) -> str:
 
 
 def _reached(history: History, values: Latest) -> int | None:
-    """Return the step of the newest ranks, which may precede the step at which earlier ranks died.
+    """Return the last known step of the ranks that were started last.
 
-    Before their first logged step, it is the step of the checkpoint from which they resume.
+    It may be lower than the last step of earlier ranks. Until these ranks log a step, it is the step of the
+    checkpoint from which they resume. None if no step is known.
     """
     newest = history.newest
     if newest is None:
@@ -364,7 +376,10 @@ def _reached(history: History, values: Latest) -> int | None:
 
 
 def _log(folder: RunFolder, newest: RecordedAttempt, failure: Failure | None) -> Path | None:
-    """Return the log that a person should open first."""
+    """Return the log that a person should open first: of the failed rank or node, else of rank 0 or node 0.
+
+    If none of them exists, return the folder of the attempt's logs; None if this is missing, too.
+    """
     logs = folder.log_dir(newest.number)
     wanted = [folder.rank_log(newest.number, 0), folder.node_log(newest.number, 0)]
     if failure is not None and failure.rank is not None:

@@ -52,7 +52,7 @@ _CLAUSES_OF_STOPS = {"time limit": "its time limit came, ", "preempted": "it was
 
 _UNANSWERED = (
     "unknown",
-    "sbatch gave no answer, so a job of it may be in the queue",
+    "sbatch did not answer, so a job of this run may be in the queue",
     "`slurmddp resume {run}` looks for that job and submits another only if SLURM has none.",
 )
 
@@ -85,19 +85,19 @@ def decide(
     records_steps: bool = False,
     names_files: bool = False,
 ) -> RunVerdict:
-    """Return the state of a run.
+    """Decide the state of a run from its events, its files and its job in SLURM.
 
     Args:
-        history: the events of the run.
-        run: its name, for the advice.
-        cancelled: whether the file `cancelled` exists.
-        stop: whether the file `stop` exists.
-        local: whether the run needs no SLURM.
-        alive: whether the process of a local run still runs; None if this can't be seen.
-        asked: whether SLURM answered.
+        history: the attempts and jobs of the run, from its events.
+        run: the name of the run, for the commands in the advice.
+        cancelled: whether the file `cancelled` exists: a person typed `slurmddp cancel`.
+        stop: whether the file `stop` exists: a person typed `slurmddp stop`.
+        local: whether the local launcher, not SLURM, started the newest job.
+        alive: whether the process of a local run still runs; None if this can't be found out.
+        asked: whether SLURM was queried and has answered.
         job: the state of the job in SLURM; None if SLURM does not know the job.
-        trouble: the error, without its period, if SLURM did not answer.
-        records_steps: whether the program records its first step. Before it, the run is starting.
+        trouble: the error, without its final period, if SLURM did not answer; else empty.
+        records_steps: whether the program records its first step. Until then, the run is `starting`.
         names_files: whether `program.checkpoints` is set.
     """
     if history.settled and history.newest is not None and history.last == "ended":
@@ -137,7 +137,7 @@ def decide(
 
 
 def _is_starting(history: History, job: JobState | None) -> bool:
-    """Return whether the ranks of an open attempt have not begun their first step."""
+    """Return whether the ranks of an open attempt have neither begun a step nor been told to stop."""
     newest = history.newest
     if job is not None and job.state == "COMPLETING":
         return False
@@ -145,22 +145,23 @@ def _is_starting(history: History, job: JobState | None) -> bool:
 
 
 def _left_on_request(history: History, verdict: RunVerdict, job: JobState | None) -> bool:
-    """Return whether a run that was asked to stop has left without recording an end."""
-    # The job of such a run was removed from the queue.
+    """Return whether a run that seems lost or cancelled has in fact ended because of `slurmddp stop`."""
+    # The run was waiting when it was asked to stop, so its job was removed from the queue.
     if history.newest is None or history.newest.outcome == "stopped":
         return verdict.state in ("lost", "cancelled")
-    # SLURM requeued the job before it could write its end, and the batch step left at once.
+    # SLURM requeued the job before its attempt could record an end. The batch step of the requeued job then
+    # saw the file `stop` and exited at once.
     return verdict.state == "lost" and job is not None
 
 
 def _end(attempt: RecordedAttempt, cancelled: bool, names_files: bool) -> RunVerdict:
-    """Return the state of a run whose last attempt has recorded its end."""
+    """Return the state of a run whose last attempt has recorded its end and has no successor."""
     outcome = attempt.outcome or ""
     if cancelled and outcome != "finished":
         outcome = "cancelled"
 
     if outcome == "stopped":
-        # A run may stop before its first checkpoint, and a program may record no checkpoints.
+        # The detail mentions a checkpoint only if one is recorded: a run may stop before its first one.
         has_checkpoint = attempt.saved_step is not None or attempt.resumed_step is not None
         where = " at a checkpoint" if has_checkpoint else ""
         clause = _CLAUSES_OF_STOPS.get(why_stopped(attempt), "")
@@ -183,9 +184,9 @@ def _end(attempt: RecordedAttempt, cancelled: bool, names_files: bool) -> RunVer
 
 
 def _cancelled(history: History, job: JobState | None, trouble: str, *, alive: bool | None) -> RunVerdict:
-    """Return the state of a run that a person has cancelled."""
+    """Return the state of a run that a person has cancelled and that may still be ending."""
     newest = history.newest
-    # The training ended before the cancel reached it.
+    # The training had finished before `slurmddp cancel` reached it.
     if newest is not None and newest.outcome == "finished":
         return RunVerdict(*_ENDS["finished"])
 
@@ -209,7 +210,7 @@ def _cancelled(history: History, job: JobState | None, trouble: str, *, alive: b
 
 
 def _local(history: History, alive: bool | None) -> RunVerdict:
-    """Return the state of a local run without a recorded end."""
+    """Return the state of a local run without a recorded end, by whether its process is alive."""
     if alive is False:
         return RunVerdict("lost", "its process on this machine is gone and recorded no end", _LOGS_OR_RESUME)
 
@@ -228,7 +229,7 @@ def _local(history: History, alive: bool | None) -> RunVerdict:
 
 
 def _folder_only(history: History) -> RunVerdict:
-    """Return the state of a run by its folder alone."""
+    """Return the state of a run according to its events, without a query to SLURM."""
     newest = history.newest
     if history.last == "started":
         return RunVerdict("running", f"job {history.job_id}, as far as the run folder says", active=True)
@@ -239,7 +240,10 @@ def _folder_only(history: History) -> RunVerdict:
 
 
 def _from_slurm(history: History, job: JobState | None, run: str) -> RunVerdict:
-    """Return the state of a run without a recorded end, by its job in SLURM."""
+    """Return the state of a run without a recorded end, from the state of its job in SLURM.
+
+    `job` is None if SLURM does not know the job.
+    """
     if job is None and history.last != "started":
         detail = f"SLURM no longer knows job {history.job_id}, which left the queue before it started"
         return RunVerdict("cancelled", detail, _RESUME)
@@ -258,7 +262,7 @@ def _from_slurm(history: History, job: JobState | None, run: str) -> RunVerdict:
 
 
 def _pending(history: History, job: JobState, run: str) -> RunVerdict:
-    """Return the state of a run whose job waits."""
+    """Return the state of a run whose job is pending in SLURM, with the reason why it waits."""
     newest = history.newest
     again = newest is not None and history.last != "submitted"
     reason, action = explain(job.reason, run=run, job_id=history.job_id or "", start=job.start, again=again)
@@ -277,7 +281,7 @@ def _pending(history: History, job: JobState, run: str) -> RunVerdict:
 
 
 def _running(history: History, job: JobState) -> RunVerdict:
-    """Return the state of a run whose job has its nodes."""
+    """Return the state of a run whose job has been allocated its nodes."""
     newest = history.newest
     if history.last == "started" and newest is not None:
         phases = {
@@ -300,7 +304,7 @@ def _running(history: History, job: JobState) -> RunVerdict:
 
 
 def _over(history: History, job: JobState) -> RunVerdict:
-    """Return the state of a run without an end whose job is over in SLURM."""
+    """Return the state of a run without a recorded end whose job has ended according to SLURM."""
     if job.state == "CANCELLED":
         return RunVerdict("cancelled", f"job {history.job_id} was cancelled in SLURM", _RESUME)
     if job.state == "COMPLETED":
