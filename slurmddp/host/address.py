@@ -27,12 +27,12 @@ LOOPBACK = Address(socket.AF_INET, "127.0.0.1")
 
 
 def master_name(info: RankInfo) -> str:
-    """Return the name by which the ranks find rank 0."""
+    """Return the name or address by which the ranks reach rank 0: as set by a person, else the first host."""
     return info.master_addr or info.hosts[0]
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether a name or address means, on every machine, that machine itself."""
+    """Return whether a name is `localhost` or a loopback address, which means each machine itself."""
     try:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
@@ -45,20 +45,20 @@ def find_rank_zero(info: RankInfo) -> list[Address]:
     Raises:
         MismatchError: the name does not resolve, or is loopback although the ranks are on several nodes.
     """
-    # Ranks on one machine use loopback, whatever the name of the machine is.
+    # Loopback suffices for ranks on one machine, and always works, whatever the name of the machine is.
     if info.master_addr is None and (info.nodes == 1 or info.emulated):
         return [LOOPBACK]
 
     name = master_name(info)
     addresses = resolve(name)
-    # A person who sets `localhost` means it.
+    # No further check if a person has set a loopback name: they mean it.
     if info.nodes == 1 or is_loopback(name):
         return addresses
 
     reachable = [address for address in addresses if not is_loopback(address.text)]
     if reachable:
         return reachable
-    # If a port is given as well, torchrun listens on it, on all addresses of its machine.
+    # If MASTER_PORT is set as well, no error: torchrun listens on this port, on all addresses of its machine.
     if info.master_port is not None:
         return addresses
     raise MismatchError(
@@ -71,7 +71,7 @@ def find_rank_zero(info: RankInfo) -> list[Address]:
 
 
 def not_here(info: RankInfo, addresses: list[Address]) -> MismatchError:
-    """Return the error of a rank 0 whose host has none of `addresses`."""
+    """Return the error for a rank 0 that runs on a machine with none of `addresses`."""
     return MismatchError(
         f"Rank 0 runs on {socket.gethostname()}, but {master_name(info)!r} is "
         f"{', '.join(address.text for address in addresses)}, which is not an address of this machine.",
@@ -87,7 +87,8 @@ def resolve(name: str) -> list[Address]:
         MismatchError: the name is no address, or no name server knows it.
         SlurmddpError: the name servers have not answered.
     """
-    # If no name server answers, such a name would seem to be unknown for a while only.
+    # Checked before the look-up: if no name server answers, a wrong address would look like a temporary
+    # error.
     if is_malformed_ipv4(name):
         raise MismatchError(
             f"The address of rank 0's node, {name!r}, is not an IPv4 address.",
@@ -106,7 +107,7 @@ def resolve(name: str) -> list[Address]:
 
 
 def _look_up(name: str) -> list[Address]:
-    """Return the addresses that the name servers give; ask again for a while if their answer asks for it."""
+    """Return the addresses of a name from the name servers; retry temporary failures for `_RETRY_S`."""
     deadline = time.monotonic() + _RETRY_S
     while True:
         try:
@@ -133,7 +134,7 @@ def is_malformed_ipv4(name: str) -> bool:
 
 def _has_sockets(family: socket.AddressFamily) -> bool:
     """Return whether this machine has sockets of `family`."""
-    # A name server may return IPv6 addresses to a kernel without IPv6.
+    # This must be tested, because a name server may return IPv6 addresses to a kernel without IPv6.
     if family not in (socket.AF_INET, socket.AF_INET6):
         return False
     try:
@@ -144,7 +145,8 @@ def _has_sockets(family: socket.AddressFamily) -> bool:
 
 
 def _unresolved(name: str, error: Exception, temporary: bool) -> SlurmddpError:
-    # A name server may be down for a while; an error that is no MismatchError allows another attempt.
+    # After a temporary failure, another attempt may succeed. MismatchError would prevent it, SlurmddpError
+    # does not.
     kind = SlurmddpError if temporary else MismatchError
     return kind(
         f"The name of rank 0's node, {name!r}, does not resolve on {socket.gethostname()}: {error}.",

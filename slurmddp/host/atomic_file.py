@@ -14,7 +14,7 @@ from slurmddp.host.file_lock import try_lock
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file beside `path` that replaces it at the end; after an error `path` is unchanged."""
+    """Yield a temporary file, which replaces `path` at the end; after an error `path` is unchanged."""
     # With a random name and without following links, no account that may write to the folder can redirect the
     # bytes to another file.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -22,11 +22,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
     try:
         with open(descriptor, "wb") as stream:
-            # The removal of leftovers keeps a locked file: its writer lives.
+            # The lock shows that the writer lives: leftover temporary files are removed only if they are not
+            # locked.
             try_lock(stream)
             yield stream
 
-            # The content must be on the disk before the name leads to it: a crash would leave an empty file.
+            # The content must be on disk before the rename: otherwise a crash of the host could leave an
+            # empty file.
             stream.flush()
             os.fsync(stream.fileno())
             temporary.replace(path)
@@ -37,6 +39,6 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write `text` to `path` by `replacing`."""
+    """Write `text` to `path` so that readers see either the old or the new content (see `replacing`)."""
     with replacing(path) as stream:
         stream.write(text.encode())

@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def show(page: Path) -> None:
-    """Show a page in the browser; do nothing without a display."""
+    """Open an HTML file in the web browser; do nothing without a display."""
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-        # Most commands open no page.
+        # Imported here, because most commands open no page.
         import webbrowser
 
         webbrowser.open(page.as_uri())

@@ -29,7 +29,7 @@ _CPU_QUOTA = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
 
 @dataclass(frozen=True)
 class ControlGroup:
-    """The control group of this process for a controller."""
+    """The control group (cgroup) of this process for the controller `memory` or `cpu`."""
 
     version: int
     folders: tuple[Path, ...]
@@ -39,7 +39,7 @@ class ControlGroup:
 
 
 def own_group(controller: str, root: Path = _ROOT) -> ControlGroup | None:
-    """Return the control group that holds this process for `controller`; None if none is mounted.
+    """Return the control group of this process for `controller`; None if its hierarchy is not mounted.
 
     Args:
         controller: `memory` or `cpu`.
@@ -50,7 +50,8 @@ def own_group(controller: str, root: Path = _ROOT) -> ControlGroup | None:
         groups = _groups(_lines(root / "proc/self/cgroup"), controller)
         mountinfo = _lines(root / "proc/self/mountinfo")
 
-        # On a host with both versions, version 1 limits what it lists.
+        # Version 1 comes first: on a host with both versions, it controls what /proc/self/cgroup lists for
+        # it.
         for version, group in sorted(groups.items()):
             for first, mount in _mounts(mountinfo, version, controller):
                 top = root / mount.lstrip("/")
@@ -63,25 +64,31 @@ def own_group(controller: str, root: Path = _ROOT) -> ControlGroup | None:
 
 
 def _lines(path: Path) -> list[str]:
-    # Names of groups and mounts are bytes of any encoding.
+    # fsdecode, because names of groups and mounts may be invalid UTF-8.
     return list(filter(None, os.fsdecode(path.read_bytes()).split("\n")))
 
 
 def _groups(cgroup: list[str], controller: str) -> dict[int, PurePosixPath]:
-    """Return the names of the groups that may hold this process for a controller, by version."""
+    """Return, by version, the group of a controller in the lines `cgroup` of /proc/self/cgroup."""
     groups = {}
     for line in cgroup:
         number, controllers, name = line.split(":", 2)
         if controller in controllers.split(","):
             groups[1] = PurePosixPath(name)
-        # Version 2 has a single hierarchy, with number 0.
+        # The line with number 0 is the single hierarchy of version 2.
         elif number == "0":
             groups[2] = PurePosixPath(name)
     return groups
 
 
 def _mounts(mountinfo: list[str], version: int, controller: str) -> Iterator[tuple[str, str]]:
-    """Yield the group at which each mount of a hierarchy begins, and the folder of the mount."""
+    """Yield, for each mount of a controller's hierarchy, the group at its root and the folder of the mount.
+
+    Args:
+        mountinfo: the lines of /proc/self/mountinfo.
+        version: the cgroup version, 1 or 2.
+        controller: `memory` or `cpu`; ignored for version 2.
+    """
     for line in mountinfo:
         fields, _, rest = line.partition(" - ")
         kind, _, options = rest.split(" ", 2)
@@ -96,7 +103,7 @@ def _mounts(mountinfo: list[str], version: int, controller: str) -> Iterator[tup
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """Return the smallest limit on processor time, as a number of processors; None without a limit."""
+    """Return the smallest CPU quota of the group and the groups above it, in CPUs; None without a limit."""
     group = own_group("cpu", root)
     if group is None:
         return None
@@ -114,15 +121,15 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def copies_that_fit(size: int, available: int, wanted: int = 2) -> int:
-    """Return how many copies of `size` bytes fit into `available` bytes, at most `wanted`."""
+    """Return how many copies of `size` bytes fit into `available` times `_SHARE` bytes, at most `wanted`."""
     return min(wanted, int(_SHARE * available) // max(1, size))
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """Return how many bytes this process can allocate before it reaches a limit of a group or of the host."""
+    """Return how many bytes can be allocated before a limit of a control group or of the host is reached."""
     available = [_available_on_host(root)]
     group = own_group("memory", root)
-    # The limits of all groups above the process hold as well.
+    # The limits of all groups above the process's own group hold as well.
     if group is not None:
         available += [size for folder in group.folders for size in _available_in(folder, group.version)]
     return max(0, min(available))
@@ -133,24 +140,25 @@ def _available_on_host(root: Path) -> int:
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    # Without this file, only the limits of the groups count.
+    # Without /proc/meminfo, this very large number leaves the decision to the limits of the groups.
     return 1 << 62
 
 
 def _available_in(folder: Path, version: int) -> list[int]:
-    """Return the bytes that a group leaves below each of its limits; empty if it has or shows no limit."""
+    """Return, for each memory limit of a group, how many bytes are left; empty without a readable limit."""
     limits = _read_limits(folder / name for name in _MEMORY_LIMITS[version])
     usage, cache = _MEMORY_USE[version]
     with suppress(OSError, ValueError):
         used = int((folder / usage).read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        # The bytes in use include files in the page cache, which the kernel frees when memory is short.
+        # The cache is added: the bytes in use include the page cache, which the kernel frees when memory is
+        # short.
         return [limit - used + int(stat.get(cache, 0)) for limit in limits]
     return []
 
 
 def _read_limits(paths: Iterable[Path]) -> list[int]:
-    """Return the limits in files, in bytes; a file that is missing or means no limit has none."""
+    """Return the limits in files, in bytes; files that are missing or mean "no limit" are left out."""
     limits = []
     for path in paths:
         # Version 2 writes `max` for no limit, which is no number.
@@ -163,7 +171,7 @@ def _read_limits(paths: Iterable[Path]) -> list[int]:
 
 @dataclass(frozen=True)
 class OomCounter:
-    """A file in which the kernel counts out-of-memory kills, and the limits that cause these kills."""
+    """A file in which the kernel counts out-of-memory kills, and the files of the limits that cause them."""
 
     file: Path
     limits: tuple[Path, ...] = ()
@@ -171,7 +179,7 @@ class OomCounter:
     def read(self) -> int | None:
         """Return the number of kills so far; None if the kernel does not count them in this file."""
         with suppress(OSError, ValueError):
-            # memory.events, memory.oom_control and vmstat have the same name for the count.
+            # The count is called oom_kill in memory.events, memory.oom_control and vmstat alike.
             for line in self.file.read_text().splitlines():
                 name, _, count = line.partition(" ")
                 if name == "oom_kill":
@@ -179,23 +187,23 @@ class OomCounter:
         return None
 
     def limit_bytes(self) -> int | None:
-        """Return the memory that all processes of the group may use together; None without a limit."""
+        """Return how many bytes all processes of the group may use together; None without a limit."""
         return min(_read_limits(self.limits), default=None)
 
 
 def oom_counters(root: Path = _ROOT) -> list[OomCounter]:
-    """Return the counters of kills among processes like this one, the most specific counter first."""
+    """Return the counters of out-of-memory kills of this process's group, the groups above, and the host."""
     group = own_group("memory", root)
     counters = []
     if group is not None and group.visible:
         limits = tuple(folder / _MEMORY_LIMITS[group.version][0] for folder in group.folders)
-        # If memory is not counted for a group, the group above it counts.
+        # The groups above follow, for the case that the kernel counts nothing for the group itself.
         counters = [OomCounter(folder / _OOM_COUNT[group.version], limits) for folder in group.folders]
     return [*counters, OomCounter(root / "proc/vmstat")]
 
 
 class OomWatch:
-    """A counter of the out-of-memory kills since `begin`; nothing else shows that a kill was no `kill -9`.
+    """A count of the out-of-memory kills since `begin`; only it tells such a kill from `kill -9`.
 
     Ranks are in the control group of their agent, so the agent reads the count of its own group. Without a
     group it reads the count of the whole host.
@@ -208,13 +216,16 @@ class OomWatch:
         self.begin()
 
     def begin(self) -> None:
-        """Set the count to zero."""
+        """Start counting: kills before this call do not count."""
         self._before = None
         if self._counter is not None:
             self._before = self._counter.read()
 
     def verdict(self) -> str | None:
-        """Return a phrase about a kill since `begin`; empty without a kill, None if kills aren't counted."""
+        """Return a phrase about the kills since `begin`, such as "at the limit of 4 GiB".
+
+        Empty if there was none; None if the kernel does not count them.
+        """
         if self._counter is None or self._before is None:
             return None
         count = self._counter.read()

@@ -26,19 +26,19 @@ _RANKS_ANYWHERE = 64
 
 def most_ranks(cpus: int) -> int:
     """Return the largest number of ranks that may share `cpus` CPUs."""
-    # A small trial may crowd a machine, as under mpiexec. A number beyond this limit is a mistake, and its
+    # For a small test, more ranks than CPUs are allowed. A number beyond this limit is a mistake: the
     # processes could use up the memory of a machine that other people work on.
     return max(_RANKS_PER_CPU * cpus, _RANKS_ANYWHERE)
 
 
 def refuse_crowd(ranks: int, cpus: int, given: str, place: str, machines: int = 1) -> None:
-    """Raise ConfigError if there are more ranks than may share the CPUs.
+    """Raise ConfigError if there are more ranks than may share the CPUs (see `most_ranks`).
 
     Args:
         ranks: the number of ranks on all machines.
         cpus: the number of CPUs of each machine.
-        given: the setting as typed, with `{}` in place of the number.
-        place: the name of such a machine.
+        given: the setting as a person typed it, with `{}` in place of the number of ranks.
+        place: what the message calls a machine, such as "this machine".
         machines: the number of machines.
     """
     limit = most_ranks(cpus)
@@ -52,7 +52,7 @@ def refuse_crowd(ranks: int, cpus: int, given: str, place: str, machines: int = 
 
 @dataclass(frozen=True)
 class Cpus:
-    """The processors of a process, and their place in the machine."""
+    """The CPUs that a process may use, with their NUMA nodes and cores."""
 
     allowed: frozenset[int]
     numa: Mapping[int, int] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Cpus:
 
     @property
     def usable(self) -> int:
-        """The number of processors that can work at once."""
+        """The number of CPUs that can work at once: allowed by the affinity and by the quota, at least 1."""
         count = len(self.allowed)
         if self.quota is not None:
             count = min(count, int(self.quota))
@@ -72,11 +72,11 @@ class Cpus:
 
     @property
     def on_machine(self) -> int | None:
-        """The number of processors of the machine; None if unknown."""
+        """The number of CPUs of the machine; None if unknown."""
         return len(self.numa) or None
 
     def cores(self) -> list[tuple[int, ...]]:
-        """Return the processors by core, sorted by NUMA node."""
+        """Return the allowed CPUs of each core (its hyper-threads), sorted by NUMA node and core."""
         cores: dict[tuple[int, int], list[int]] = {}
         for cpu in sorted(self.allowed):
             place = (self.numa.get(cpu, 0), self.core.get(cpu, cpu))
@@ -85,9 +85,9 @@ class Cpus:
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """Return the numbers of a list in the kernel's format: `0-3,8,10-11`."""
+    """Return the numbers in a list of CPUs in the kernel's format, such as `0-3,8,10-11`."""
     numbers: set[int] = set()
-    # The list of a NUMA node without processors is empty.
+    # Empty parts are ignored, because the list of a NUMA node without CPUs is empty.
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
         numbers.update(range(int(first), int(last or first) + 1))
@@ -95,15 +95,15 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def may_bind(info: RankInfo, environ: Mapping[str, str], cpus: Cpus) -> bool:
-    """Return whether the processors of this process belong to the ranks of its node only."""
+    """Return whether ranks may be bound to CPUs: no other job uses them, and no person has set a binding."""
     if environ.get(BIND_VARIABLE, "").lower() in ("off", "0", "no", "false"):
         return False
 
     text = environ.get("SLURM_CPUS_ON_NODE", "")
     granted = int(text) if text.isdecimal() else 0
-    # Without a control group or a binding by SLURM, a process may run on processors of other jobs. Two jobs
-    # that both bind from the first processor on would then share processors, as would two runs on a laptop.
-    # If nodes of a sandbox share a machine, SLURM grants more processors than the machine has.
+    # Without confinement by SLURM, a process may run on the CPUs of other jobs. Two jobs that bind their
+    # ranks from the first CPU on would then share CPUs, as would two runs on a laptop. SLURM grants more CPUs
+    # than the machine has if several nodes of a sandbox share it.
     confined = len(cpus.allowed) <= granted <= (cpus.on_machine or granted)
 
     by_agent = RESTART_COUNT_VARIABLE in environ and info.environment == "slurm" and not info.emulated
@@ -111,17 +111,17 @@ def may_bind(info: RankInfo, environ: Mapping[str, str], cpus: Cpus) -> bool:
 
 
 def share_of(cpus: Cpus, local_rank: int, ranks: int, gpu_numa: Sequence[int | None] = ()) -> frozenset[int]:
-    """Return the processors of a rank: whole adjacent cores that no other rank of the node has.
+    """Return the CPUs to which a rank is bound: adjacent whole cores that no other rank of the node has.
 
     If there are more ranks than cores, each rank gets hyper-threads. If there are more ranks than
-    hyper-threads, the ranks share all processors.
+    hyper-threads, all ranks share all CPUs.
 
     Args:
-        cpus: the processors of the node.
-        local_rank: the local rank.
+        cpus: the CPUs of the node.
+        local_rank: the local rank of the rank.
         ranks: the number of ranks on the node.
-        gpu_numa: the NUMA node of each rank's GPU. Each rank then gets cores of this NUMA node, if each NUMA
-            node has a core for each of its ranks.
+        gpu_numa: the NUMA node of each rank's GPU, by local rank. If all are known, and each NUMA node has a
+            core for each of its ranks, each rank gets cores of the NUMA node of its GPU.
     """
     cores = cpus.cores()
 
@@ -143,17 +143,17 @@ def _part(cores: Sequence[tuple[int, ...]], index: int, parts: int) -> frozenset
 
 
 def threads_on(cpus: Cpus, share: Collection[int]) -> int:
-    """Return the number of threads for the processors `share`: a thread for each core."""
+    """Return how many threads a rank bound to the CPUs `share` should have: one for each core."""
     return max(1, len({cpus.core.get(cpu, cpu) for cpu in share}))
 
 
 def shortage(info: RankInfo, cpus: Cpus, together: bool) -> str | None:
-    """Return a warning if fewer processors can be used than SLURM promises; None if they suffice.
+    """Return a warning if fewer CPUs can be used than SLURM has promised; None if there are enough.
 
     Args:
         info: this rank.
-        cpus: the processors of this process.
-        together: whether all ranks of the node share these processors, as under an agent.
+        cpus: the CPUs of this process.
+        together: whether all ranks of the node share these CPUs, as under an agent.
     """
     if info.cpus is None or info.emulated:
         return None
@@ -182,7 +182,12 @@ _ROOT = Path("/")
 
 
 def read_cpus(root: Path = _ROOT, allowed: Iterable[int] | None = None) -> Cpus:
-    """Return the processors of this process, with their place in the machine as far as it is known."""
+    """Return the CPUs of this process, with their NUMA nodes, cores and quota as far as they are known.
+
+    Args:
+        root: the folder that holds the host's `proc` and `sys`.
+        allowed: the numbers of the CPUs; None for the affinity of this process.
+    """
     if allowed is None:
         allowed = os.sched_getaffinity(0)
     cpus = frozenset(allowed)
@@ -199,7 +204,7 @@ def numa_node_of(pci_address: str, root: Path = _ROOT) -> int | None:
 
 
 def _numa_nodes(root: Path) -> dict[int, int]:
-    """Return the NUMA node of each processor; empty if the kernel, or a container, does not show them."""
+    """Return the NUMA node of each CPU; empty if the kernel or a container does not show them."""
     nodes: dict[int, int] = {}
     for file in root.glob("sys/devices/system/node/node[0-9]*/cpulist"):
         with suppress(OSError, ValueError):
@@ -209,7 +214,7 @@ def _numa_nodes(root: Path) -> dict[int, int]:
 
 
 def _cores(root: Path, allowed: Iterable[int]) -> dict[int, int]:
-    """Return the first hyper-thread of each processor's core, as far as the kernel shows it."""
+    """Return, for each CPU, the first hyper-thread of its core; CPUs of unknown cores are left out."""
     cores: dict[int, int] = {}
     for cpu in allowed:
         file = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"

@@ -15,7 +15,7 @@ _NO_LOCKS = (
 
 
 def try_lock(file: int | IO[bytes], *, shared: bool = False) -> bool | None:
-    """Lock an open file, without a wait, until all its descriptors are closed.
+    """Try to lock an open file; the lock is held until all descriptors of the file are closed. Does not wait.
 
     Args:
         file: the file, or the descriptor of a file or folder.

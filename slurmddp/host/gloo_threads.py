@@ -19,12 +19,13 @@ _IDLE_POLLS = 5
 
 
 def wait_until_idle() -> None:
-    """Return once gloo's threads have released the tensors of the last collective, or after a second."""
+    """Wait until gloo's threads have released the tensors of the last collective, at most `_IDLE_S`."""
     polls_asleep = 0
     deadline = time.monotonic() + _IDLE_S
 
     while polls_asleep < _IDLE_POLLS and time.monotonic() < deadline:
-        # The sleep releases the interpreter lock. A thread that still sleeps has nothing left to release.
+        # During time.sleep the threads can take the interpreter lock. A thread that sleeps even then (state
+        # S) has nothing left to release.
         time.sleep(0.002)
         if set(_states()) <= {"S"}:
             polls_asleep += 1
@@ -33,7 +34,7 @@ def wait_until_idle() -> None:
 
 
 def _states() -> Iterator[str]:
-    """Yield the kernel's state letter of each thread of gloo; on Linux only."""
+    """Yield the kernel's state letter, such as S, of each gloo thread of this process."""
     for file in Path("/proc/self/task").glob("*/stat"):
         # The thread may have ended since the listing.
         with contextlib.suppress(OSError):

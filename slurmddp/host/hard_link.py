@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 def link(path: Path, link: Path) -> None:
-    """Make a hard link; copy the file if the file system has no hard links, or `link` is on another one."""
+    """Create `link` as a hard link to the file `path`, or as a copy where hard links are not possible.
+
+    This is so on file systems without hard links, and if `link` is on another file system.
+    """
     try:
         os.link(path, link, follow_symlinks=False)
     except FileExistsError:

@@ -41,7 +41,7 @@ _INDEX = {phase: index for index, phase in enumerate(PHASES)}
 
 @dataclass(frozen=True)
 class RankHeartbeat:
-    """The heartbeat of a rank, as its page shows it at a moment."""
+    """The content of a rank's heartbeat page at one moment."""
 
     phase: str
     since: float
@@ -70,7 +70,7 @@ class RankHeartbeat:
 
 @dataclass(frozen=True)
 class ReportedError:
-    """The error that a rank has reported before its end."""
+    """The error that a rank has reported to its agent before it ended."""
 
     text: str
     """The message of the error; empty if the traceback in the log explains more."""
@@ -81,10 +81,10 @@ class ReportedError:
 
 
 class HeartbeatPage:
-    """The page of a rank: the rank writes, the agent reads."""
+    """A page of memory that a rank shares with its agent: the rank writes heartbeats, the agent reads."""
 
     def __init__(self, descriptor: int) -> None:
-        """Map the page behind `descriptor`; -1 makes a page that no other process sees."""
+        """Map the page of the file `descriptor` into memory; -1 creates a page that is not shared."""
         self.descriptor = descriptor
         self._page = mmap.mmap(descriptor, _PAGE_BYTES)
         # Each value is eight aligned bytes, so that a reader never sees a half-written value.
@@ -93,8 +93,8 @@ class HeartbeatPage:
 
     @classmethod
     def create(cls) -> HeartbeatPage:
-        """Return a new page for a rank."""
-        # Without the flag MFD_CLOEXEC, the rank inherits the descriptor under the same number.
+        """Create a page for a rank that the agent will start."""
+        # No flag MFD_CLOEXEC: the rank must inherit the descriptor under the same number.
         descriptor = os.memfd_create(_NAME, 0)
         os.ftruncate(descriptor, _PAGE_BYTES)
         page = cls(descriptor)
@@ -104,7 +104,7 @@ class HeartbeatPage:
 
     @classmethod
     def attach(cls, environ: Mapping[str, str]) -> HeartbeatPage:
-        """Return the page that the agent gave this process, or a page that no process reads."""
+        """Return the page that the agent gave this process; without an agent, an unshared page."""
         return cls(descriptor_from(environ))
 
     def reset(self) -> None:
@@ -114,7 +114,7 @@ class HeartbeatPage:
         self.enter("starting")
 
     def enter(self, phase: str) -> float:
-        """Show a heartbeat in `phase`, or that the phase begins; return the time.
+        """Write a heartbeat in `phase` to the page, or that the phase begins; return the monotonic time.
 
         Args:
             phase: one of PHASES.
@@ -126,25 +126,25 @@ class HeartbeatPage:
         return now
 
     def watch(self, watched: bool) -> None:
-        """Show whether heartbeats follow from now on."""
+        """Write whether the code that runs from now on will write heartbeats."""
         self._counts[_WATCHED] = watched
 
     def finish(self) -> None:
-        """Show that the training has reached its end, and was not stopped."""
+        """Write that the training has reached its end, and was not stopped before."""
         self._counts[_FINISHED] = True
 
     def resumed(self, step: int) -> None:
-        """Show from which step the training resumes; 0 for a new training."""
+        """Write from which step the training resumes; 0 for a new training."""
         self._counts[_RESUMED] = step
 
     def completed(self, step: int, seconds: float, wait_s: float, forward_s: float = 0.0) -> None:
-        """Show that a step is done.
+        """Write that a step is done, and add its times to the sums on the page.
 
         Args:
             step: the number of the step.
             seconds: how long the step took.
             wait_s: seconds of the step in which the rank waited for data.
-            forward_s: seconds of its forward passes.
+            forward_s: seconds of the forward passes of the step.
         """
         self._times[_STEP_S] += seconds
         self._times[_WAIT_S] += wait_s
@@ -154,12 +154,15 @@ class HeartbeatPage:
         self._counts[_STEP] = step
 
     def explain_exit(self, code: int) -> None:
-        """Show the exit code that the rank means."""
-        # An uncaught error of a script ends its interpreter with code 1, whatever the error is.
+        """Write the exit code with which the rank wants to end; the agent uses it in place of 0 or 1."""
+        # The page is needed, because an uncaught exception always ends the interpreter with code 1.
         self._counts[_EXIT_CODE] = code
 
     def explained(self, code: int) -> int:
-        """Return the exit code that a rank meant when it exited with `code`."""
+        """Return the exit code that the rank wrote by `explain_exit` if the interpreter replaced it by `code`.
+
+        In other cases, return `code`.
+        """
         meant = self.read().exit_code
         replaced = EXIT_FINISHED if meant == EXIT_STOPPED else EXIT_FAILED
         if meant and code == replaced:
@@ -167,13 +170,13 @@ class HeartbeatPage:
         return code
 
     def report_error(self, error: ReportedError) -> None:
-        """Show the error that ends the rank; texts that are too long are cut off."""
+        """Write the error that ends the rank; texts that are too long for the page are cut off."""
         for place, text in ((_TEXT, error.text), (_HINT, error.hint)):
             size = place.stop - place.start
             self._page[place] = text.encode(errors="replace")[:size].ljust(size, b"\0")
         self._counts[_IS_LOST_RANK] = error.is_lost_rank
 
-        # The mark comes last: the rank may be killed before all texts are written.
+        # _HAS_ERROR is set last: if the rank is killed before, the agent ignores incomplete texts.
         self._counts[_HAS_ERROR] = True
 
     def reported_error(self) -> ReportedError | None:
@@ -181,12 +184,12 @@ class HeartbeatPage:
         if not self._counts[_HAS_ERROR]:
             return None
 
-        # A text may be cut off inside a character.
+        # errors="ignore", because a text may have been cut off inside a UTF-8 character.
         text, hint = (self._page[place].rstrip(b"\0").decode(errors="ignore") for place in (_TEXT, _HINT))
         return ReportedError(text, hint, bool(self._counts[_IS_LOST_RANK]))
 
     def read(self) -> RankHeartbeat:
-        """Return the heartbeat that the page shows now."""
+        """Return the current content of the page."""
         counts = self._counts
         times = self._times
         return RankHeartbeat(
@@ -205,20 +208,20 @@ class HeartbeatPage:
         )
 
     def forget_stacks(self) -> None:
-        """Drop the stacks behind the page; only the agent calls this and the two methods below."""
+        """Delete the stacks after the page; only the agent calls this and the two methods below."""
         os.ftruncate(self.descriptor, _PAGE_BYTES)
         os.lseek(self.descriptor, _PAGE_BYTES, os.SEEK_SET)
 
     def stacks_bytes(self) -> int:
-        """Return the size of the stacks behind the page."""
+        """Return the number of bytes of the stacks in the file after the page."""
         return os.fstat(self.descriptor).st_size - _PAGE_BYTES
 
     def stacks(self, begin: int, end: int) -> str:
-        """Return the stacks behind the page between two offsets."""
+        """Return the text of the stacks between two offsets, in bytes after the page."""
         return os.pread(self.descriptor, end - begin, _PAGE_BYTES + begin).decode(errors="replace")
 
     def close(self) -> None:
-        """Release the page; only the agent calls it, after the last rank of the page has ended."""
+        """Unmap the page and close its file; only the agent calls this, after the page's last rank has ended."""
         self._counts.release()
         self._times.release()
         self._page.close()
@@ -227,13 +230,13 @@ class HeartbeatPage:
 
 
 def descriptor_from(environ: Mapping[str, str]) -> int:
-    """Return the descriptor of the page that the agent gave this process, or -1."""
+    """Return the descriptor of the page that the agent gave this process; -1 if it gave none."""
     number = environ.get(HEARTBEAT_VARIABLE, "")
     if not number.isdecimal():
         return -1
 
-    # A program that a rank starts inherits the variable, but not the descriptor: the number may lead to
-    # another file.
+    # The name of the file is checked: a program that a rank starts inherits the variable, but not the
+    # descriptor, so the number may belong to another file.
     with suppress(OSError):
         name = str(Path(f"/proc/self/fd/{number}").readlink())
         if name.startswith(f"/memfd:{_NAME}"):
@@ -242,7 +245,10 @@ def descriptor_from(environ: Mapping[str, str]) -> int:
 
 
 def arm_stacks(environ: Mapping[str, str]) -> None:
-    """Let this process, and processes that it forks, write stacks for the agent, if there is an agent."""
+    """Register STACKS_SIGNAL: this process and its forks then write the stacks of all threads for the agent.
+
+    Do nothing without an agent.
+    """
     descriptor = descriptor_from(environ)
     if descriptor >= 0:
         faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True, chain=False)

@@ -22,9 +22,9 @@ _C_WRITERS = (io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
 
 
 def draw_anew() -> None:
-    """Give this forked process its own random states."""
-    # Python's `random` reseeds itself at a fork. CUDA's generators draw their first seed when CUDA starts,
-    # which is after the fork.
+    """Give this forked process random states of its own, for NumPy, torch and multiprocessing."""
+    # Two generators need no new seed: Python's `random` reseeds itself at a fork, and CUDA's generators draw
+    # their first seed when CUDA starts, after the fork.
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -33,36 +33,36 @@ def draw_anew() -> None:
     if hasattr(torch, "default_generator"):
         torch.default_generator.seed()
 
-    # The secret by which processes of `multiprocessing` recognise each other.
+    # `authkey` is the secret by which processes of `multiprocessing` recognise each other.
     multiprocessing: Any = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:
         multiprocessing.current_process().authkey = os.urandom(32)
 
 
 def note_uncaught(error: BaseException) -> None:
-    """Store the error by which the program ends where exit handlers look for it, as Python does."""
+    """Set `sys.last_value` and its companions to the error that ends the program: exit handlers read them."""
     sys.last_type = type(error)
     sys.last_value = error
     sys.last_traceback = error.__traceback__
 
 
 def finish(code: int, limit_s: float | None = None) -> None:
-    """Do what Python does at the end of a program, except for ending the process.
+    """Join threads, run exit handlers and close files, as Python does at the end; the process does not end.
 
     Args:
-        code: the exit code of the process if `limit_s` is over.
-        limit_s: seconds after which the process ends, whatever it still waits for; None for no limit.
+        code: the exit code of the process if it is ended after `limit_s`.
+        limit_s: seconds after which the process is ended, even if it still waits; None for no limit.
     """
     if limit_s is not None:
         limit = threading.Timer(limit_s, os._exit, (code,))
         limit.daemon = True
         limit.start()
 
-    # Threads may still write files.
+    # Threads are joined first, because they may still write files.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    # Files are closed, but no object is destroyed. The destructor of a process group waits for a thread of
-    # torch, which may wait for the interpreter lock that the destructor's caller holds.
+    # Unlike Python, this only closes files and destroys no objects: the destructor of a process group waits
+    # for a thread of torch, which may in turn wait for the interpreter lock that the destructor holds.
     close_files()
 
 
@@ -73,10 +73,10 @@ def close_files() -> None:
     kinds = (io.IOBase, *(getattr(module, kind) for module, kind in modules))
     files = [entry for entry in gc.get_objects() if issubclass(type(entry), kinds)]
 
-    # A file that writes into another file is closed before it.
+    # Sorted, so that a file that writes into another file is closed before that file.
     for file in sorted(files, key=_depth):
         if id(file) not in standard:
-            # An error in a file must not keep the other files open. Python ends in the same way.
+            # Errors are ignored, as at Python's own end: the other files must still be closed.
             with suppress(Exception):
                 file.close()
 
@@ -86,9 +86,9 @@ def close_files() -> None:
 
 
 def _standard_streams() -> set[int]:
-    """Return the identities of the standard streams and of the layers below them."""
+    """Return the `id` of each standard stream, of its buffer and of its raw file."""
     layers: list[Any] = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
-    # The list grows while the loop runs: text, buffer, descriptor.
+    # The loop also visits the layers that it appends: text, then buffer, then raw file.
     for layer in layers:
         below = [getattr(layer, name, None) for name in ("buffer", "raw")]
         layers += [inner for inner in below if inner is not None]
@@ -96,7 +96,10 @@ def _standard_streams() -> set[int]:
 
 
 def _depth(file: Any) -> int:
-    """Return how near to the kernel a file is: archive, text, compression, buffer, descriptor."""
+    """Return the sort key of a file, from -1 to 3: archive, text, compression, buffer, raw file.
+
+    A file with a lower key may write into a file with a higher key.
+    """
     if not isinstance(file, io.IOBase):
         return -1
     if isinstance(file, io.TextIOBase):

@@ -28,17 +28,17 @@ _NAME_BYTES = 16
 def check_named(
     environ: Mapping[str, str], backend: str | None, nodes: int, interfaces: Collection[str]
 ) -> None:
-    """Raise MismatchError if the environment names interfaces that can't be used.
+    """Raise MismatchError if GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names interfaces that can't be used.
 
     Args:
-        environ: may hold GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.
-        backend: the backend of the process group, or None.
+        environ: the environment variables.
+        backend: the backend of the process group; NCCL's variable is checked only if it contains `nccl`.
         nodes: the number of nodes that the ranks are on.
-        interfaces: the interfaces of this machine.
+        interfaces: the names of the interfaces of this machine.
     """
     on_loopback = f"the ranks are on {nodes} nodes, which loopback does not connect"
 
-    # gloo would fail without naming the interface.
+    # Checked here, because the error of gloo would not name the interface.
     gloo = [name.strip() for name in environ.get(GLOO_VARIABLE, "").split(",") if name.strip()]
     missing = [name for name in gloo if name not in interfaces]
     if missing:
@@ -46,7 +46,7 @@ def check_named(
     if nodes > 1 and _LOOPBACK in gloo:
         raise _unusable(GLOO_VARIABLE, environ, on_loopback, interfaces)
 
-    # NCCL would wait for ranks on other nodes for minutes.
+    # Checked here, because NCCL would wait for the other nodes for minutes.
     pattern = environ.get(_NCCL_VARIABLE, "")
     if not pattern or "nccl" not in (backend or ""):
         return
@@ -58,7 +58,10 @@ def check_named(
 
 
 def nccl_choice(pattern: str, interfaces: Collection[str]) -> list[str]:
-    """Return the interfaces that NCCL uses for `eth,ib` (prefixes), `=eth0` (equal), `^docker` (excluded)."""
+    """Return the interfaces that NCCL chooses by a value of NCCL_SOCKET_IFNAME.
+
+    `eth,ib` means prefixes, `=eth0` whole names, and `^docker` all interfaces except these.
+    """
     excludes = pattern.startswith("^")
     is_exact = pattern.lstrip("^").startswith("=")
     names = [name for name in pattern.lstrip("^").removeprefix("=").split(",") if name]
@@ -93,7 +96,7 @@ def address_towards(address: str) -> str:
     """Return the local address from which this machine reaches `address`; raise OSError without a route."""
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket chooses the local address, and sends nothing.
+        # `connect` on a datagram socket sends nothing; the kernel only chooses the local address.
         probe.connect((address, 9))
         return str(probe.getsockname()[0])
 
@@ -104,15 +107,15 @@ def interface_with(address: str) -> str | None:
     addresses = _ipv6_addresses() if local.version == 6 else _ipv4_addresses()
     for name, text in addresses:
         if ipaddress.ip_address(text) == local:
-            # A secondary address may have a label of its own: `eth0:1`.
+            # The part after a colon is the label of a secondary address, as in `eth0:1`.
             return name.partition(":")[0]
     return None
 
 
 def _ipv4_addresses() -> list[tuple[str, str]]:
-    """Return the interface and the address of every IPv4 address, including secondary addresses."""
-    # SIOCGIFCONF (netdevice(7)) fills an array of structures: a name of 16 bytes, then the socket address,
-    # whose IPv4 address begins after the family and the port.
+    """Return (interface, address) for every IPv4 address of this machine, including secondary addresses."""
+    # SIOCGIFCONF (netdevice(7)) fills an array of structures: the name in 16 bytes, then the socket address.
+    # In it, the IPv4 address follows after 4 bytes of family and port.
     buffer = array.array("B", bytes(_IFREQ_BYTES * 1024))
     place, size = buffer.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
@@ -128,9 +131,9 @@ def _ipv4_addresses() -> list[tuple[str, str]]:
 
 
 def _ipv6_addresses() -> list[tuple[str, str]]:
-    """Return the interface and the address of every IPv6 address."""
+    """Return (interface, address) for every IPv6 address of this machine."""
     table = Path("/proc/net/if_inet6")
-    # The kernel may lack IPv6.
+    # The file is missing if the kernel lacks IPv6.
     if not table.exists():
         return []
 

@@ -23,7 +23,7 @@ CANDIDATES = 32
 
 
 def candidate_ports(identity: str) -> list[int]:
-    """Return the ports to try, in order.
+    """Return `CANDIDATES` ports that are derived from `identity`, in the order in which to try them.
 
     Args:
         identity: the id of the launch, with the purpose of the port.
@@ -46,18 +46,19 @@ def listen(
 
     Args:
         address: a local address.
-        ports: the ports to try.
-        publish: writes a port for the clients and returns whether it could. If all ports are taken, the
-            kernel chooses a port, which clients can find in no other way.
+        ports: the ports to try, in order.
+        publish: called with a port that the kernel has chosen because all `ports` are taken. It writes the
+            port to where the clients find it, and returns whether it could.
 
     Raises:
-        SlurmddpError: all ports are taken, and another port can't be published.
+        SlurmddpError: all ports are taken, and `publish` returned False.
     """
     for port in ports:
         try:
             return _open(address, port)
         except OSError as error:
-            # EACCES: a security module of the kernel denies the port.
+            # The next port is tried if this one is taken, or denied by a security module of the kernel
+            # (EACCES).
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
 
@@ -78,7 +79,7 @@ def _open(address: Address, port: int) -> socket.socket:
 def listen_as_rank_zero(
     info: RankInfo, ports: list[int], publish: Callable[[int], bool] = lambda port: False
 ) -> socket.socket:
-    """Return a socket that listens on the first address of rank 0 that belongs to this machine.
+    """Return a socket that listens (see `listen`) on the first address of rank 0 that is local.
 
     Raises:
         MismatchError: no address of rank 0 belongs to this machine.
@@ -95,7 +96,12 @@ def listen_as_rank_zero(
 
 
 def free_address(info: RankInfo, purpose: str) -> tuple[str, int]:
-    """Return an address of rank 0 and a free port on it; a rank will listen on that port soon."""
+    """Return an address of rank 0 and a port that is free on it now, for a rank that will listen there.
+
+    Args:
+        info: the ranks.
+        purpose: the purpose of the port, which is part of the `identity` in `candidate_ports`.
+    """
     with listen_as_rank_zero(info, candidate_ports(f"{info.launch_id} {purpose}")) as probe:
         address, port = probe.getsockname()[:2]
         return address, port

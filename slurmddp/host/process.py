@@ -29,25 +29,25 @@ def stat(pid: int) -> list[str] | None:
         text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The name of the program is in parentheses; it may itself hold parentheses and spaces.
+    # The last parenthesis ends the name of the program, which may itself contain parentheses and spaces.
     return text.rpartition(")")[2].split()
 
 
 def all_stats() -> dict[int, list[str]]:
-    """Return the fields of `stat` for every process that can be read, by pid."""
+    """Return the result of `stat` for every process that can be read, by pid."""
     stats = {int(folder.name): stat(int(folder.name)) for folder in PROC.glob("[0-9]*")}
-    # A process may end after the listing.
+    # Processes that ended after the listing are left out.
     return {pid: fields for pid, fields in stats.items() if fields}
 
 
 def exists(pid: int) -> bool:
-    """Return whether a process exists, also as a zombie; a negative `pid` means a process group."""
+    """Return whether a process exists, even as a zombie; a negative `pid` means a process group."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        # The process belongs to another account.
+        # The process exists, but belongs to another account.
         pass
     return True
 
@@ -58,19 +58,19 @@ def handles(pid: int, sent: signal.Signals) -> bool:
 
 
 def _signals_of(pid: int, field: str) -> frozenset[int]:
-    """Return the signals, by number, in a field of /proc/PID/status (proc(5)); empty if it can't be read."""
+    """Return the numbers of the signals in a field of /proc/PID/status; empty if it can't be read."""
     with suppress(OSError):
         for line in (PROC / str(pid) / "status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith(f"{field}:"):
-                # Bit 0 stands for signal 1.
+                # The field is a hexadecimal mask, in which bit 0 stands for signal 1.
                 mask = int(line.split()[1], 16)
                 return frozenset(bit + 1 for bit in range(mask.bit_length()) if mask >> bit & 1)
     return frozenset()
 
 
 def start_time(pid: int) -> str | None:
-    """Return the id of the boot and the clock tick at which a process started; None without /proc."""
-    # A time of day would change when the clock is set, and a tick alone would repeat after the next boot.
+    """Return the boot id and the clock tick of a process's start, as text; None if they can't be read."""
+    # Not the time of day, which changes when the clock is set. A tick alone could repeat after the next boot.
     fields = stat(pid)
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -82,9 +82,9 @@ def start_time(pid: int) -> str | None:
 
 
 def starter(environ: Mapping[str, str], names: Collection[str]) -> int | None:
-    """Return the pid of the launcher that has set variables for this process; None if it can't be seen.
+    """Return the pid of the launcher that has set variables for this process; None if it can't be found.
 
-    The launcher is the nearest ancestor that was started with other values.
+    The launcher is the nearest ancestor that was itself started with other values of these variables.
 
     Args:
         environ: the variables of this process.
@@ -96,12 +96,12 @@ def starter(environ: Mapping[str, str], names: Collection[str]) -> int | None:
 
     while fields is not None:
         try:
-            # The variables with which the process was started; later changes don't appear in this file.
+            # This file holds the variables with which the process was started, without later changes.
             pairs = (PROC / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             return None
         variables = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-        # A shell between the launcher and this process has inherited the same values.
+        # An ancestor with the same values, such as a shell, has inherited them: continue with its parent.
         if {name: variables.get(name) for name in names} != values:
             return pid
 
@@ -123,15 +123,20 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def die_with_parent(sent: signal.Signals, parent: int | None = None) -> None:
-    """Ask for the signal `sent` at the parent's death; send it now if `parent` is given and already dead."""
+    """Ask the kernel to send the signal `sent` to this process when its parent dies.
+
+    Args:
+        sent: the signal.
+        parent: the pid of the parent. If it is given and this parent is already dead, the signal is sent now.
+    """
     _prctl(_PR_SET_PDEATHSIG, sent)
-    # The parent may have died before the kernel noted the request.
+    # The parent may have died before the call of prctl, which then sends nothing.
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), sent)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every orphan among the descendants, so that this process can reap it."""
+    """Become the parent of orphaned descendants, in place of init, so that this process can reap them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -146,7 +151,10 @@ def children() -> list[int]:
 
 
 def end_children(timeout_s: float) -> None:
-    """Kill all children, and then the orphans that they leave to this process (see `adopt_orphans`)."""
+    """Kill and reap all children, and the orphans that they leave to this process (see `adopt_orphans`).
+
+    Return when there are none, or after `timeout_s`.
+    """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         pids = children()
@@ -171,8 +179,8 @@ def reap_orphans(but: Collection[int]) -> None:
     with suppress(ChildProcessError):
         while True:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            # The code that started a child in `but` reaps it after the SIGCHLD; until then, each call returns
-            # that child.
+            # A child in `but` is reaped by the code that started it. Until then, each call of waitid would
+            # return this child again, so the loop ends.
             if ended is None or ended.si_pid in but:
                 return
             os.waitpid(ended.si_pid, 0)
@@ -181,14 +189,21 @@ def reap_orphans(but: Collection[int]) -> None:
 def start_bound(
     command: Sequence[str], death_signal: signal.Signals, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in its own session; it gets `death_signal` when the calling thread dies."""
+    """Start `command` in its own session; the kernel sends it `death_signal` when the calling thread dies.
+
+    Args:
+        command: the program and its arguments.
+        death_signal: the signal.
+        options: further arguments of `subprocess.Popen`.
+    """
     parent = os.getpid()
-    # Until the child has left the process group of this process, a signal to the group reaches it, too. The
-    # child would write it into the wake-up pipe of this process, and one Ctrl-C would count as two.
+    # These signals are blocked during the fork: until the child has its own session, a signal to the group
+    # reaches the child, too. It would write the signal into the wake-up pipe of this process, and one Ctrl-C
+    # would count as two.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FROM_A_TERMINAL)
 
     def bind() -> None:
-        # Only the main thread of a program has a wake-up pipe.
+        # In another thread than the main thread, set_wakeup_fd raises ValueError; there is no pipe to close.
         with suppress(ValueError):
             signal.set_wakeup_fd(-1)
         die_with_parent(death_signal, parent)
@@ -196,7 +211,8 @@ def start_bound(
 
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns if a process with threads forks: a lock may be held. `bind` takes no lock.
+            # Python 3.12 warns about a fork in a process with threads, because a lock may be held. `bind`
+            # takes no lock, so the warning is ignored.
             warnings.simplefilter("ignore", DeprecationWarning)
             return subprocess.Popen(command, preexec_fn=bind, start_new_session=True, **options)
     finally:
@@ -210,11 +226,11 @@ def signal_group(leader: int, sent: signal.Signals) -> None:
 
 
 def end_group_of_dead(leader: int, timeout_s: float) -> None:
-    """Kill the processes that a dead child has left in its group, and let its resource tracker finish.
+    """Kill the processes in the group of a dead child, but first let its `multiprocessing` tracker finish.
 
     Args:
-        leader: the pid of the child. Nobody has reaped it yet, so no other process can have this number.
-        timeout_s: seconds for the tracker, before it is killed as well.
+        leader: the pid of the child. It must not be reaped yet, so that no other process can have this pid.
+        timeout_s: seconds until the tracker is killed as well.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -235,8 +251,8 @@ def end_group_of_dead(leader: int, timeout_s: float) -> None:
 
 
 def _orphans_in(group: int) -> list[int]:
-    """Return the adopted orphans in a process group that run (see `adopt_orphans`); none if unknown."""
-    # This file lists the children alone; /proc lists all processes of the machine.
+    """Return the pids of adopted orphans in a process group, without zombies; empty if they can't be read."""
+    # This file lists only the children of this process; /proc lists all processes of the machine.
     listed = PROC / str(os.getpid()) / "task" / str(os.getpid()) / "children"
     try:
         pids = [int(pid) for pid in listed.read_text(encoding="ascii").split()]
@@ -254,8 +270,8 @@ def _orphans_in(group: int) -> list[int]:
 def _may_be_tracker(pid: int) -> bool:
     with suppress(OSError):
         command_line = (PROC / str(pid) / "cmdline").read_bytes()
-        # During an exec the kernel shows no command line. The program that started the tracker does not wait
-        # for the exec, so it may have died before the exec ends.
+        # An empty command line may be a tracker whose exec is in progress: the program that started it does
+        # not wait for the exec, and may have died before it ends.
         return not command_line or b"multiprocessing.resource_tracker" in command_line
     return False
 
@@ -264,7 +280,7 @@ def peak_memory_bytes() -> int:
     """Return the peak of physical memory that this process has used, in bytes; 0 if unknown."""
     with suppress(OSError, ValueError):
         for line in (PROC / "self" / "status").read_text(encoding="utf-8").splitlines():
-            # The "high water mark" of the resident set, in kB.
+            # VmHWM is the peak ("high water mark") of the resident set, in kB.
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return 0
@@ -276,14 +292,14 @@ def usable_cpus() -> int:
 
 
 class OpenFiles:
-    """The limit of open files of this process, and the limit at its start."""
+    """The limit of open files of this process; keeps the limit that the process had at its start."""
 
     first: int | None = None
     """The soft limit before `allow_most` raised it; sbatch would pass a raised limit on to the job."""
 
     @classmethod
     def allow_most(cls) -> int:
-        """Raise the soft limit to the hard limit, and return it."""
+        """Raise the soft limit of open files to the hard limit; return the new limit."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:
             cls.first = soft
@@ -308,7 +324,7 @@ _POLL_S = 0.1
 
 
 class OrphanReaper:
-    """The parent's handle of a process that outlives the parent and then kills the parent's process groups.
+    """A handle of the reaper: a child process that kills given process groups when this process dies.
 
     When an agent is killed, the kernel kills its ranks, but not the processes that the ranks started, such as
     data workers and servers. SLURM finds such orphans only if it tracks jobs by control groups. The reaper
@@ -316,16 +332,17 @@ class OrphanReaper:
     """
 
     def __init__(self, patience_s: float = 0.0) -> None:
-        """Start the reaper, before the parent allocates memory and opens files.
+        """Fork the reaper; call this before the process allocates much memory and opens files.
 
         Args:
             patience_s: seconds after the parent's death before the reaper kills the groups.
         """
-        # The table of groups is in shared memory, so that the parent can change it after the fork.
+        # The table of process groups is in shared memory: the reaper must see changes after the fork.
         self._leaders = memoryview(mmap.mmap(-1, 4 * _SLOTS)).cast("i")
         parent = os.getpid()
 
-        # The reaper reacts only to its parent's death and to SIGKILL.
+        # All signals stay blocked in the reaper: it waits for the signal of its parent's death, and only
+        # SIGKILL ends it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self.pid = os.fork()
@@ -335,27 +352,29 @@ class OrphanReaper:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def add(self, leader: int) -> None:
-        """Kill the process group of `leader` if this process dies."""
+        """Let the reaper kill the process group of `leader` if this process dies."""
         self._leaders[self._slot(0)] = leader
 
     def forget(self, leader: int) -> None:
-        """Spare a group; call this before the kernel can give the leader's number to another process."""
+        """Remove the group of `leader`, so that the reaper spares it; call this before the leader is reaped.
+
+        After that, another process may get its pid.
+        """
         self._leaders[self._slot(leader)] = 0
 
     def _slot(self, content: int) -> int:
         return next(slot for slot in range(_SLOTS) if self._leaders[slot] == content)
 
     def signals_seen(self) -> frozenset[int]:
-        """Return the signals, by number, that were sent to all processes below the parent.
+        """Return the numbers of the signals that were sent to the reaper, as to every process of the step.
 
-        Some sites let SLURM signal every process of a step, most only its tasks.
+        At some sites SLURM signals every process of a step, at most sites only the tasks.
         """
-        # The reaper blocks all signals, so that they stay pending and can be seen, even before a process
-        # below the parent can react.
+        # The reaper blocks all signals, so they stay pending and can be read here.
         return _signals_of(self.pid, "ShdPnd")
 
     def close(self) -> None:
-        """End the reaper, if it still runs."""
+        """Kill and reap the reaper, if it still runs; the process groups are spared."""
         with suppress(ProcessLookupError, ChildProcessError):
             if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
                 os.kill(self.pid, signal.SIGKILL)
@@ -363,16 +382,23 @@ class OrphanReaper:
 
 
 def _reap(parent: int, leaders: memoryview, patience_s: float) -> NoReturn:
-    """Wait for the parent's death, and then kill its process groups."""
+    """Run the reaper: wait for the parent's death, then kill the process groups in `leaders`, and exit.
+
+    Args:
+        parent: the pid of the parent.
+        leaders: the table of process groups; 0 is an empty entry.
+        patience_s: seconds in which the groups may end by themselves.
+    """
     try:
-        # A signal to the parent's group must not reach the reaper.
+        # In its own session, the reaper gets no signals that are sent to the parent's group.
         os.setsid()
         set_name(REAPER_NAME)
         die_with_parent(_PARENT_IS_GONE, parent)
-        # An open pipe would keep its reader waiting after the parent's death.
+        # All descriptors are closed: an open pipe would keep its reader waiting after the parent's death.
         os.closerange(0, 1 << 16)
 
-        # `scancel --signal=HUP` may send the same signal to the reaper while the parent lives.
+        # The parent is checked after each signal: `scancel --signal=HUP` may send the same signal while it
+        # lives.
         while os.getppid() == parent:
             signal.sigwait({_PARENT_IS_GONE})
 
@@ -382,7 +408,7 @@ def _reap(parent: int, leaders: memoryview, patience_s: float) -> NoReturn:
             time.sleep(_POLL_S)
             living = [leader for leader in living if exists(-leader)]
 
-        # A signal to a group reaches all its processes at once.
+        # killpg, because a signal to a group reaches all its processes at once.
         for leader in living:
             signal_group(leader, signal.SIGKILL)
     finally:

@@ -22,23 +22,24 @@ def open_regular(path: Path | str, flags: int = 0) -> BinaryIO:
 
     Args:
         path: the file; a link leads to its target.
-        flags: further flags of `os.open`, such as `os.O_NOFOLLOW`.
+        flags: further flags for `os.open`, such as `os.O_NOFOLLOW`.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        OSError: the file can't be opened, or is no regular file, or is a link without a target.
+        OSError: the file can't be opened, is not a regular file, or is a link to a missing file.
     """
     try:
-        # Without O_NONBLOCK, a FIFO would not even open before it has a writer.
+        # O_NONBLOCK, because otherwise opening a FIFO would wait for a writer.
         descriptor = _opened(path, os.O_RDONLY | os.O_NONBLOCK | flags)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ELOOP) or not os.path.islink(path):  # noqa: PTH114
             raise
-        # For a link without a target, the error would name a file that exists in every listing.
+        # For a link to a missing file, another error is raised: "No such file" would confuse a person who
+        # sees the link in a listing.
         target = os.readlink(path)  # noqa: PTH115
         raise OSError(errno.EINVAL, f"it is a link to {target}", str(path)) from error
 
-    # The open file is checked, not its name: another file may take the name at any time.
+    # The open file is checked, not its path: another file may be renamed to this path at any time.
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind != stat.S_IFREG:
         os.close(descriptor)
@@ -48,19 +49,26 @@ def open_regular(path: Path | str, flags: int = 0) -> BinaryIO:
 
 
 def _opened(path: Path | str, flags: int) -> int:
-    """Open a file; if this host remembers a file that another host has replaced, try again."""
+    """Open a file and return its descriptor; after ESTALE ("Stale file handle"), try once more.
+
+    This error means that the host has cached a file that another host has replaced.
+    """
     try:
         return os.open(path, flags)
     except OSError as error:
         if error.errno != errno.ESTALE:
             raise
 
-    # A listing makes GlusterFS forget the old file.
+    # Listing the folder makes GlusterFS drop the cached file.
     os.listdir(os.path.dirname(path) or ".")  # noqa: PTH208, PTH120
     return os.open(path, flags)
 
 
 def read_regular(path: Path | str) -> bytes:
-    """Return the content of a regular file; raise OSError as `open_regular` does."""
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: as for `open_regular`.
+    """
     with open_regular(path) as stream:
         return stream.read()

@@ -22,7 +22,10 @@ STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR2})
 
 
 class SignalInbox:
-    """A context manager that collects signals until `read` or `wait` returns them; for the main thread."""
+    """A context manager that catches signals and keeps them until `read` or `wait` returns them.
+
+    Only the main thread may enter it.
+    """
 
     def __init__(self, signals: Iterable[signal.Signals]) -> None:
         self._signals = frozenset(signals)
@@ -42,7 +45,8 @@ class SignalInbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            # None stands for a handler that C code has installed: Python can't install it again.
+            # None means that C code installed the old handler. Python can't restore it, so the default is
+            # used.
             if handler is None:
                 handler = signal.SIG_DFL
             signal.signal(number, handler)
@@ -55,18 +59,18 @@ class SignalInbox:
         """Do nothing: Python has already written the number to the wake-up pipe."""
 
     def _close(self) -> None:
-        # Another thread may be in `read`.
+        # The lock prevents closing the pipe while another thread is in `read`.
         with self._lock:
             os.close(self._reader)
             os.close(self._writer)
             self._reader = self._writer = -1
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while there are signals to read; for `select`."""
+        """Return a descriptor for `select` or `poll`, which is readable while there are signals to read."""
         return self._reader
 
     def read(self) -> list[signal.Signals]:
-        """Return the signals since the last call, in their order, without waiting; empty after the end."""
+        """Return the signals since the last call in their order, without waiting; empty if there are none."""
         with self._lock:
             if self._reader < 0:
                 return []
@@ -74,15 +78,16 @@ class SignalInbox:
                 numbers = os.read(self._reader, 4096)
             except BlockingIOError:
                 return []
-        # The pipe also gets signals that other code handles.
+        # Other signals are left out: Python writes every signal that has a handler into the pipe.
         return [signal.Signals(number) for number in numbers if number in self._signals]
 
     def wait(self, timeout_s: float, others: Iterable[int] = ()) -> list[signal.Signals]:
-        """Return the next signals as soon as a signal arrives.
+        """Wait for a signal, and return the signals since the last call.
 
-        The result is empty after `timeout_s`, and when a descriptor in `others` is readable.
+        The wait also ends after `timeout_s`, or when a descriptor in `others` is readable. The result may
+        then be empty.
         """
-        # `select.select` takes no descriptor above 1023.
+        # poll, because `select.select` accepts no descriptor above 1023.
         poll = select.poll()
         for descriptor in (self._reader, *others):
             poll.register(descriptor, select.POLLIN)
@@ -90,7 +95,7 @@ class SignalInbox:
         return self.read()
 
     def close_in_child(self) -> None:
-        """Close the pipe of the parent; a forked child calls this before it unblocks signals."""
+        """Close the pipe of the parent; a forked child must call this before it unblocks signals."""
         # Otherwise the child would write its signals into the pipe of the parent.
         signal.set_wakeup_fd(-1)
         self._close()

@@ -17,29 +17,32 @@ if TYPE_CHECKING:
 
 
 class _Lossy(io.FileIO):
-    """A file that drops data on errors."""
+    """A raw file that ignores errors of writing: the data is lost."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         with suppress(OSError):
             written: int | None = super().write(data)
             if written is not None:
                 return written
-        # The writer would try again with data that was not written.
+        # All bytes count as written: otherwise the buffered writer would try again with the rest.
         return memoryview(data).nbytes
 
 
 def lines_to(descriptor: int) -> TextIO:
-    """Return a stream that writes each line at once, and leaves `descriptor` open when it is closed."""
+    """Return a text stream that writes each line at once and never fails.
+
+    When the stream is closed, `descriptor` stays open.
+    """
     raw = io.BufferedWriter(_Lossy(descriptor, "w", closefd=False))
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def keep_output() -> None:
-    """Replace both output streams of this process by streams that never fail.
+    """Replace stdout and stderr by streams that never fail (see `lines_to`).
 
     Call this before the process opens files.
     """
-    # The next file that a process opens would take the number of a stream that was closed.
+    # Closed descriptors are replaced by /dev/null: the next opened file would otherwise get number 0, 1 or 2.
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -47,7 +50,8 @@ def keep_output() -> None:
             os.open(os.devnull, os.O_RDWR)
 
     for stream in (sys.stdout, sys.stderr):
-        # A flush may fail on a full disk. Python sets a stream to None if its descriptor is closed.
+        # OSError: a flush may fail on a full disk. AttributeError: a stream is None if its descriptor was
+        # closed.
         with suppress(OSError, AttributeError):
             stream.flush()
     sys.stdout = lines_to(1)
@@ -55,23 +59,23 @@ def keep_output() -> None:
 
 
 def print_to_log(text: str) -> None:
-    """Print `text` to stderr, and to the log of this process if a program has replaced stderr."""
+    """Print `text` to `sys.stderr`, and to the log (descriptor 2) if a program has replaced `sys.stderr`."""
     before = log_size()
-    # The stream of a program may raise any error.
+    # A stream that a program has put in place of stderr may raise any error.
     with suppress(Exception):
         print(text, file=sys.stderr, flush=True)
         if sys.stderr.fileno() == 2:
             return
 
-    # The agent reads the reason of a rank's end from the log, so the text must reach the log. The stream of
-    # the program may have written it there.
+    # The text must reach the log, from which the agent reads why a rank ended. If the log has grown, the
+    # program's stream has already written it there.
     if log_size() == before:
         with suppress(OSError):
             print(text, file=lines_to(2), flush=True)
 
 
 def log_size() -> int:
-    """Return the number of bytes in this process's log; 0 if stderr is no file."""
+    """Return the size in bytes of the file behind descriptor 2, the log; 0 if there is no such file."""
     with suppress(OSError):
         return os.fstat(2).st_size
     return 0

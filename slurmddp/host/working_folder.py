@@ -7,8 +7,9 @@ from pathlib import Path
 
 
 def working_folder() -> Path:
-    """Return the current folder by its path in `$PWD`, which may lead through links."""
-    # Compute nodes may lack the physical path, as where an automounter shows a file system by links.
+    """Return the current folder by its path in `$PWD`, which may contain symbolic links, if that is valid."""
+    # $PWD is preferred, because compute nodes may lack the physical path: an automounter may show a file
+    # system by links.
     shown = os.environ.get("PWD", "")
     if shown == os.path.normpath(shown) and shown.startswith("/") and _is_current(shown):
         return Path(shown)
@@ -17,7 +18,7 @@ def working_folder() -> Path:
 
 def _is_current(path: str) -> bool:
     """Return whether `path` is the current folder."""
-    # A program may have left the folder that its shell recorded.
+    # $PWD may be out of date: the program may have changed its folder after the shell set the variable.
     try:
         return os.path.samefile(path, ".")  # noqa: PTH121
     except OSError:
