@@ -159,7 +159,7 @@ class HeartbeatPage:
         self._counts[_EXIT_CODE] = code
 
     def explained(self, code: int) -> int:
-        """Return the exit code that the rank wrote by `explain_exit` if the interpreter replaced it by `code`.
+        """Return the exit code in `explain_exit` if the rank's interpreter replaced it by `code`.
 
         In other cases, return `code`.
         """
@@ -221,7 +221,7 @@ class HeartbeatPage:
         return os.pread(self.descriptor, end - begin, _PAGE_BYTES + begin).decode(errors="replace")
 
     def close(self) -> None:
-        """Unmap the page and close its file; only the agent calls this, after the page's last rank has ended."""
+        """Unmap the page and close its file; only the agent calls this, after the last rank has ended."""
         self._counts.release()
         self._times.release()
         self._page.close()
