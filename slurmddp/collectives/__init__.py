@@ -36,19 +36,19 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 def all_reduce(
     tensor: torch.Tensor, link: Link, *, algorithm: str = "ring", mean: bool = False
 ) -> torch.Tensor:
-    """Return the sum or mean of a tensor over all ranks. All ranks call it.
+    """Return the sum or mean of a tensor over all ranks; all ranks must call this function.
 
     Args:
         tensor: a tensor of any shape, with the same shape and dtype on all ranks. It does not change.
-        link: the link of this rank.
-        algorithm: a name of `ALGORITHMS`.
+        link: the connection of this rank to the other ranks.
+        algorithm: a key of `ALGORITHMS`.
         mean: whether to divide the sum by the number of ranks.
 
     Returns:
         A new tensor of the same shape, dtype and device, with equal bits on all ranks.
 
     Raises:
-        ConfigError: there is no such algorithm, or the mean of integers was asked for.
+        ConfigError: there is no such algorithm, or `mean` is True for a tensor of integers.
 
     Example:
         total = all_reduce(torch.ones(3), GroupLink(), algorithm="tree")
@@ -58,7 +58,7 @@ def all_reduce(
 
     if mean and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ConfigError(
-            f"The mean of {str(tensor.dtype).removeprefix('torch.')} is not a whole number.",
+            f"The mean of {str(tensor.dtype).removeprefix('torch.')} values may not be a whole number.",
             hint="Convert the tensor to a floating point type, or take the sum.",
         )
 

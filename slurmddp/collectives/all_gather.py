@@ -22,7 +22,7 @@ def all_gather_sum(flat: torch.Tensor, link: Link) -> None:
     gathered[link.rank].copy_(flat)
     all_gather(gathered, link)
 
-    # In the order of ranks, so that all ranks have equal bits.
+    # Every rank adds in the order of ranks: rounding depends on the order, and all ranks must get equal bits.
     flat.copy_(gathered[0])
     for other in gathered[1:]:
         flat += other

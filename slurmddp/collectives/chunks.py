@@ -8,12 +8,12 @@ import torch
 
 
 def edges(size: int, count: int) -> list[int]:
-    """Return the indices at which `count` chunks of `size` elements begin, and the end of the last chunk."""
+    """Return the indices at which `count` chunks of together `size` elements begin, and the end `size`."""
     return [number * size // count for number in range(count + 1)]
 
 
 def chunks(flat: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """Return `count` neighbouring views of a tensor of one dimension; lengths differ by one at most.
+    """Return `count` consecutive views of a tensor of one dimension, whose lengths differ by at most one.
 
     If the tensor has fewer than `count` elements, some views are empty.
     """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterCosts:
-    """Constants of a cluster."""
+    """The constants of the cost model for a cluster: latency, and seconds per byte sent and added."""
 
     alpha_s: float
     """Latency of a message, in seconds."""
@@ -27,7 +27,7 @@ class ClusterCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The work of the busiest rank in one all-reduce."""
+    """The messages and bytes of the busiest rank in one all-reduce."""
 
     messages: float
     """Number of messages, of which each waits for the previous message."""
@@ -37,7 +37,7 @@ class Work:
     """Bytes added up."""
 
     def seconds(self, costs: ClusterCosts) -> float:
-        """Return the predicted time in seconds."""
+        """Return the seconds that the cost model predicts for this work."""
         return self.messages * costs.alpha_s + self.sent * costs.beta_s + self.added * costs.gamma_s
 
 
@@ -49,7 +49,8 @@ def _ring(ranks: int, size: float) -> Work:
 def _halving_doubling(ranks: int, size: float) -> Work:
     power = 1 << (ranks.bit_length() - 1)
     share = (power - 1) / power
-    # A rank beyond the power of two first sends its tensor to a partner, and gets the result from it.
+    # If the number of ranks is not a power of two, some ranks first send their tensor to a partner, and get
+    # the result from it at the end.
     extra = int(power < ranks)
 
     return Work(
@@ -86,7 +87,9 @@ WORK: Mapping[str, Callable[[int, float], Work]] = {
 
 
 def bus_bandwidth(size: float, ranks: int, seconds: float) -> float:
-    """Return the bytes per second of an all-reduce, independent of the number of ranks as in nccl-tests.
+    """Return the bus bandwidth of an all-reduce in bytes per second, as nccl-tests defines it.
+
+    Unlike the size divided by the time, it is comparable between different numbers of ranks.
 
     Args:
         size: bytes of the tensor.

@@ -15,7 +15,7 @@ from slurmddp.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The measured time of some work.
+    """The measured time of an all-reduce or of a local addition, with its work in the cost model.
 
     Nearly every algorithm sends two bytes for each byte that it adds. So times of all-reduces alone hardly
     separate the costs of sending and of adding. Times of additions without messages do (`addition`).
@@ -28,19 +28,27 @@ class Measurement:
 
     @classmethod
     def all_reduce(cls, algorithm: str, ranks: int, size: int, seconds: float) -> Measurement:
-        """Return the measurement of an algorithm of `WORK` on `ranks` ranks for `size` bytes."""
+        """Return the measurement of an all-reduce of `size` bytes on `ranks` ranks.
+
+        Args:
+            algorithm: a key of `WORK`.
+            ranks: the number of ranks.
+            size: bytes of the tensor.
+            seconds: the measured time.
+        """
         return cls(work=WORK[algorithm](ranks, size), bytes=size, seconds=seconds)
 
     @classmethod
     def addition(cls, size: int, seconds: float) -> Measurement:
-        """Return the measurement of adding `size` bytes to others on one rank."""
+        """Return the measurement of the addition of two tensors of `size` bytes on one rank."""
         return cls(work=Work(messages=0, sent=0, added=size), bytes=size, seconds=seconds)
 
 
 def fit(measured: Sequence[Measurement]) -> ClusterCosts:
-    """Return the constants that predict the measured times with the least squares of relative errors.
+    """Return the constants with the least sum of squared relative errors of the predicted times.
 
-    No constant is negative: of all subsets of the constants, the best fit without a negative value is taken.
+    No constant is negative: each subset of the constants is fitted while the others are zero, and the best
+    fit without a negative value is returned.
 
     Args:
         measured: all-reduces of one cluster, with any algorithms, sizes and numbers of ranks above 1, and
@@ -55,13 +63,16 @@ def fit(measured: Sequence[Measurement]) -> ClusterCosts:
     """
     if len(measured) < 3:
         raise ConfigError(
-            f"Three constants can't be fitted to {len(measured)} measurement(s).", hint="Measure more sizes."
+            f"Three constants can't be fitted to fewer than three measurements ({len(measured)}).",
+            hint="Measure more sizes.",
         )
 
-    # Divided by the measured time, the errors of the equations `row @ constants = 1` are relative errors.
+    # Each row is divided by the measured time: the errors of the equations `row @ constants = 1` are then
+    # relative errors.
     work = [(item.work.messages, item.work.sent, item.work.added) for item in measured]
     rows = np.array(work, dtype=float) / np.array([[item.seconds] for item in measured])
-    # Latencies and bytes differ by many orders of magnitude.
+    # The columns are scaled for numerical accuracy: numbers of messages and of bytes differ by orders of
+    # magnitude.
     scale = np.where(rows.any(axis=0), np.abs(rows).max(axis=0), 1.0)
 
     constants = np.zeros(3)
@@ -80,21 +91,21 @@ def fit(measured: Sequence[Measurement]) -> ClusterCosts:
 
 
 def _subsets() -> Iterator[list[int]]:
-    """Yield each subset of the columns of three constants, without the empty subset."""
+    """Yield each nonempty subset of the column indices 0, 1 and 2."""
     for count in (1, 2, 3):
         for columns in itertools.combinations(range(3), count):
             yield list(columns)
 
 
 def held_out_sizes(sizes: Iterable[int]) -> frozenset[int]:
-    """Return every third size, but never the smallest or the largest; the fit leaves these sizes out."""
+    """Return the sizes that the fit leaves out: every third, but never the smallest or the largest."""
     ordered = sorted(set(sizes))
     return frozenset(ordered[1:-1:3])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Constants that were fitted to a part of the sizes, and their errors on the other part."""
+    """Constants that were fitted without the held-out sizes, and their prediction errors on these sizes."""
 
     costs: ClusterCosts
     held_out: tuple[int, ...]
@@ -105,7 +116,7 @@ class Validation:
 
 
 def validate(measured: Sequence[Measurement]) -> Validation:
-    """Fit to two thirds of the sizes, and predict the all-reduces of the other sizes.
+    """Fit the constants without the held-out sizes, and return their errors on all-reduces of these sizes.
 
     Raises:
         ConfigError: there are fewer than three sizes.

@@ -27,7 +27,7 @@ def halving_doubling(flat: torch.Tensor, link: Link, combine: Combine = torch.Te
     """
     rank = link.rank
     power = 1 << (link.world_size.bit_length() - 1)
-    # The ranks below this number form pairs.
+    # The ranks below this number form pairs, so that a power of two of ranks remains.
     paired = 2 * (link.world_size - power)
     if rank < paired and rank % 2 == 0:
         link.send(flat, rank + 1)()
@@ -48,14 +48,23 @@ def halving_doubling(flat: torch.Tensor, link: Link, combine: Combine = torch.Te
 def _reduce_power_of_two(
     flat: torch.Tensor, link: Link, place: int, power: int, paired: int, combine: Combine
 ) -> None:
-    """Reduce among `power` ranks; this rank has the number `place` among them."""
+    """Replace `flat` by its sum over `power` ranks, a power of two.
+
+    Args:
+        flat: the tensor of this rank.
+        link: the link of this rank, to all ranks.
+        place: the number of this rank among the ranks that reduce.
+        power: the number of ranks that reduce.
+        paired: the number of ranks in pairs, of which only one rank each reduces.
+        combine: reduces its second argument into the first.
+    """
     chunk_edges = edges(flat.numel(), power)
 
     def chunks(begin: int, end: int) -> torch.Tensor:
         return flat[chunk_edges[begin] : chunk_edges[end]]
 
     received = torch.empty_like(flat)
-    # The chunks that this rank still reduces.
+    # First phase: this rank still reduces the chunks from `begin` to `end`. Each step halves them.
     begin = 0
     end = power
     distance = power // 2
@@ -75,7 +84,7 @@ def _reduce_power_of_two(
         done()
         distance //= 2
 
-    # From now on, the chunks whose sums this rank has.
+    # Second phase: this rank has the sums of the chunks from `begin` to `end`. Each step doubles them.
     distance = 1
     while distance < power:
         partner = _rank_at(place ^ distance, paired)
@@ -92,5 +101,5 @@ def _reduce_power_of_two(
 
 
 def _rank_at(place: int, paired: int) -> int:
-    """Return the rank with a number among the ranks that reduce."""
+    """Return the rank in `link` that has the number `place` among the ranks that reduce."""
     return 2 * place + 1 if place < paired // 2 else place + paired // 2

@@ -15,9 +15,9 @@ def hierarchical(
 ) -> None:
     """Replace `flat` by its sum over all ranks of all nodes; all ranks end with equal bits.
 
-    The ranks of a node reduce one share each. The share then travels on a ring between the nodes, and the
-    shares are gathered in the node. On M nodes of L ranks, a rank sends 2(M-1)/M of its share, which is 1/L
-    of the tensor, to another node.
+    The tensor is cut into one share per rank of a node. Each rank reduces its share over its node, then over
+    all nodes on a ring, and the node gathers the shares. On M nodes of L ranks, a rank sends 2(M-1)/M of its
+    share, which is 1/L of the tensor, to another node.
 
     Args:
         flat: a contiguous tensor of one dimension, of equal length and dtype on all ranks.

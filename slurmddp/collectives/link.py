@@ -16,25 +16,35 @@ from torch import distributed
 
 @runtime_checkable
 class Link(Protocol):
-    """The connections of one rank to all other ranks. Messages between two ranks keep their order."""
+    """The interface of a rank's connections to all other ranks.
+
+    Messages between two ranks keep their order.
+    """
 
     rank: int
     world_size: int
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], object]:
-        """Start to send a contiguous tensor; return a function that waits until its memory may change."""
+        """Start to send a contiguous tensor to rank `to`.
+
+        Returns:
+            A function that waits until the memory of the tensor may be changed.
+        """
 
     def recv(self, tensor: torch.Tensor, source: int) -> None:
-        """Fill a contiguous tensor, of the sent shape and dtype, with the next message of `source`."""
+        """Wait for the next message of rank `source`, and copy it into `tensor`.
+
+        The tensor is contiguous and has the shape and dtype of the sent tensor.
+        """
 
 
 class GroupLink:
-    """Messages over a process group of torch, such as gloo's.
+    """A link that sends messages over a process group of torch.
 
-    gloo sends from memory of the CPU alone (2.13), so tensors on GPUs are copied there and back.
+    gloo sends only from CPU memory (torch 2.13), so for gloo tensors on GPUs are copied to the CPU and back.
 
     Args:
-        group: the group; None: the default group.
+        group: the process group; None means the default group.
     """
 
     def __init__(self, group: distributed.ProcessGroup | None = None) -> None:
@@ -65,11 +75,11 @@ class GroupLink:
 
 
 class ThreadLink:
-    """Messages between threads of one process: a rank is a thread. For tests, and to try an algorithm.
+    """A link between threads of one process, each of which is a rank; for tests and experiments.
 
     Args:
-        rank: the number of this thread.
-        boxes: a queue for each pair of ranks, `boxes[source][to]`; all threads share them (`of_threads`).
+        rank: the rank of this thread.
+        boxes: the queue of each pair of ranks, `boxes[source][to]`; all threads share them (`of_threads`).
     """
 
     def __init__(self, rank: int, boxes: Sequence[Sequence[queue.SimpleQueue[torch.Tensor]]]) -> None:
@@ -79,7 +89,7 @@ class ThreadLink:
 
     @classmethod
     def of_threads(cls, count: int) -> list[ThreadLink]:
-        """Return the links of `count` threads."""
+        """Return the connected links of `count` threads, by rank."""
         boxes = [[queue.SimpleQueue[torch.Tensor]() for _ in range(count)] for _ in range(count)]
         return [cls(rank, boxes) for rank in range(count)]
 

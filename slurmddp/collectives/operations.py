@@ -20,7 +20,8 @@ def broadcast(flat: torch.Tensor, link: Link, source: int) -> None:
     rank = link.rank
     size = link.world_size
     place = (rank - source) % size
-    # The lowest set bit of a rank's place is its distance to its parent. The root ends at `size` or more.
+    # Find the distance to the parent in the tree, which is the lowest set bit of `place`. For the root the
+    # loop ends at `size` or more.
     distance = 1
     while distance < size and not place & distance:
         distance *= 2
@@ -39,7 +40,10 @@ def broadcast(flat: torch.Tensor, link: Link, source: int) -> None:
 
 
 def reduce(flat: torch.Tensor, link: Link, target: int, combine: Combine) -> None:
-    """Reduce into `flat` of rank `target`, on a binomial tree; the other ranks' tensors don't change."""
+    """Reduce `flat` of all ranks into `flat` of rank `target`, on a binomial tree.
+
+    The tensors of the other ranks do not change. `combine` reduces its second argument into the first.
+    """
     rank = link.rank
     size = link.world_size
     place = (rank - target) % size
@@ -94,7 +98,7 @@ def reduce_scatter(parts: Sequence[torch.Tensor], link: Link, combine: Combine) 
 
 
 def all_to_all(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], link: Link) -> None:
-    """Send `inputs[i]` to rank i, and fill `outputs[i]` with the tensor that rank i sends."""
+    """Send `inputs[i]` to each rank i, and fill `outputs[i]` with the tensor that rank i sends here."""
     rank = link.rank
     size = link.world_size
     outputs[rank].copy_(inputs[rank])
@@ -108,7 +112,7 @@ def all_to_all(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], 
 
 
 def gather(parts: Sequence[torch.Tensor], part: torch.Tensor, link: Link, target: int) -> None:
-    """Fill each `parts[i]` of rank `target` with `part` of rank i; other ranks pass no parts."""
+    """Fill `parts[i]` of rank `target` with `part` of each rank i; on other ranks `parts` is ignored."""
     if link.rank != target:
         link.send(part, target)()
         return
@@ -120,7 +124,7 @@ def gather(parts: Sequence[torch.Tensor], part: torch.Tensor, link: Link, target
 
 
 def scatter(part: torch.Tensor, parts: Sequence[torch.Tensor], link: Link, source: int) -> None:
-    """Fill `part` of rank i with `parts[i]` of rank `source`; other ranks pass no parts."""
+    """Fill `part` of each rank i with `parts[i]` of rank `source`; on other ranks `parts` is ignored."""
     if link.rank != source:
         link.recv(part, source)
         return
@@ -132,7 +136,7 @@ def scatter(part: torch.Tensor, parts: Sequence[torch.Tensor], link: Link, sourc
 
 
 def barrier(link: Link) -> None:
-    """Return once all ranks have called it, after ceil(log2 N) messages of one byte from each rank.
+    """Wait until all ranks have called this function; each rank sends ceil(log2 N) messages of one byte.
 
     Source:
         Hensgen, Finkel and Manber, Two algorithms for barrier synchronization, 1988 (dissemination).

@@ -12,8 +12,8 @@ from slurmddp.collectives.operations import Combine, all_gather, reduce_scatter
 def ring(flat: torch.Tensor, link: Link, combine: Combine = torch.Tensor.add_) -> None:
     """Replace `flat` by its sum over all ranks; all ranks end with equal bits.
 
-    A chunk travels once around the ring, and each rank adds its part. The sums travel around once more. Each
-    rank sends 2(N-1) messages and 2(N-1)/N of the tensor. No algorithm can send fewer bytes.
+    Each chunk travels once around the ring, and each rank adds its values. Then the sums travel around once
+    more. Each rank sends 2(N-1) messages and 2(N-1)/N of the tensor. No algorithm can send fewer bytes.
 
     Args:
         flat: a contiguous tensor of one dimension, of equal length and dtype on all ranks.

@@ -55,7 +55,8 @@ def sharded_server(flat: torch.Tensor, link: Link) -> None:
     for done in sends:
         done()
 
-    # In the order of ranks, so that a repetition has equal bits.
+    # Added in the order of ranks, not of arrival: rounding depends on the order, and a repetition must have
+    # equal bits.
     shares[link.rank] = part.clone()
     part.zero_()
     for rank in range(link.world_size):

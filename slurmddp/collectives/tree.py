@@ -10,7 +10,8 @@ from slurmddp.collectives.link import Link
 def tree(flat: torch.Tensor, link: Link) -> None:
     """Replace `flat` by its sum over all ranks; all ranks end with equal bits.
 
-    It takes 2 ceil(log2 N) steps, and sends the whole tensor in each step: few messages, but many bytes.
+    The tensors are added up a binomial tree to rank 0, and the sum is sent down the tree. This takes
+    2 ceil(log2 N) steps with the whole tensor in each: few messages, but many bytes.
 
     Args:
         flat: a contiguous tensor of one dimension, of equal length and dtype on all ranks.
@@ -30,7 +31,7 @@ def tree(flat: torch.Tensor, link: Link) -> None:
             flat += received
         distance *= 2
 
-    # The loop has ended at the distance to this rank's parent.
+    # `distance` is now the distance to this rank's parent, because the loop ended there.
     if rank != 0:
         link.send(flat, rank - distance)()
         link.recv(flat, rank - distance)

@@ -55,10 +55,10 @@ def gather(value: T, error: Exception | None = None) -> list[T]:
     """Return every rank's `value`, in the order of ranks, on every rank.
 
     Args:
-        value: plain values, tensors, and lists, tuples and dicts of them, as in a checkpoint. A single rank
-            refuses other values too.
-        error: an error of this rank. If any rank has an error, every rank raises: a rank with an error raises
-            it, and another rank raises the error of the lowest rank with an error.
+        value: plain values, tensors, and lists, tuples and dicts of them, as in a checkpoint. Other values
+            raise an error, even if there is only one rank.
+        error: an error of this rank, or None. If any rank has an error, every rank raises one: its own, or
+            else that of the lowest rank with an error.
     """
     if error is None and world_size() == 1:
         flatten({"value": value})
@@ -66,7 +66,7 @@ def gather(value: T, error: Exception | None = None) -> list[T]:
 
     packed, error = _packed(value, error)
     message = packed if error is None else pack({"error": _describe(error)})
-    # A rank with an error takes part as well, so that no other rank waits for it.
+    # A rank with an error takes part in the collective as well: the other ranks would wait for it.
     messages = [unpack(received) for received in _all_gather(message)] if world_size() > 1 else []
     if error is not None:
         raise error
@@ -121,7 +121,12 @@ def on_zero(action: Callable[[], T]) -> T:
 
 
 def broadcast_bytes(data: torch.Tensor, source: int) -> None:
-    """Fill `data` (uint8, on the CPU, of one size on all ranks) with the bytes of rank `source`."""
+    """Replace the bytes in `data` by those of rank `source`.
+
+    Args:
+        data: a tensor of uint8 on the CPU, of the same size on all ranks.
+        source: the rank that sends.
+    """
     for chunk in data.split(_CHUNK_BYTES):  # type: ignore[no-untyped-call]
         sent = chunk.to(_device())
         distributed.broadcast(sent, src=source)
@@ -129,10 +134,10 @@ def broadcast_bytes(data: torch.Tensor, source: int) -> None:
 
 
 def pack(value: Any) -> bytes:
-    """Return the bytes of a value: its tree as JSON, then its tensors in the safetensors format.
+    """Return a value as bytes: its structure and plain values as JSON, then its tensors as safetensors.
 
     Raises:
-        CheckpointError: a checkpoint can't store the value.
+        CheckpointError: the value holds a type that a checkpoint can't store.
     """
     flat = flatten({"": value})
     tree = json.dumps(flat.tree, separators=(",", ":")).encode()
@@ -142,7 +147,11 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(packed: bytes) -> Any:
-    """Return the value, with its tensors on the CPU; raise CheckpointError for damaged bytes."""
+    """Return the value that `pack` has turned into bytes, with its tensors on the CPU.
+
+    Raises:
+        CheckpointError: the bytes are damaged.
+    """
     view = memoryview(packed)
     end = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "big")
     try:
@@ -154,7 +163,10 @@ def unpack(packed: bytes) -> Any:
 
 
 def _packed(value: Any, error: Exception | None = None) -> tuple[bytes, Exception | None]:
-    """Return the bytes of a value, and this rank's error: `error`, or why the value can't be sent."""
+    """Return the bytes of a value and None, or no bytes and the error of this rank.
+
+    The error is `error`, or else the reason why the value can't be packed.
+    """
     if error is not None:
         return b"", error
 
@@ -174,7 +186,10 @@ def _all_gather(data: bytes) -> list[bytes]:
 
 
 def _agreed_sizes(packed: bytes, error: Exception | None) -> list[int]:
-    """Return the number of bytes that each rank sends; raise on every rank if any rank has an error."""
+    """Return the number of bytes that each rank will send, on every rank.
+
+    If any rank has an error, every rank raises (see `gather`).
+    """
     sizes = _sizes(len(packed) if error is None else _HAS_ERROR)
     if _HAS_ERROR in sizes:
         gather(None, error)
@@ -190,14 +205,14 @@ def _sizes(size: int) -> list[int]:
 
 
 def _device() -> torch.device:
-    """Return the device on which the group's backend exchanges tensors."""
+    """Return the device of the tensors to exchange: the CPU if the group has a CPU backend, else the GPU."""
     if "cpu:" in distributed.get_backend_config() or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def _as_tensor(data: bytes, size: int) -> torch.Tensor:
-    """Return `data`, padded with zeros to `size` bytes, on the backend's device."""
+    """Return `data`, padded with zeros to `size` bytes, as a tensor of uint8 on `_device()`."""
     tensor = torch.zeros(size, dtype=torch.uint8, device="cpu")
     if data:
         tensor[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -209,7 +224,7 @@ def _as_bytes(tensor: torch.Tensor, size: int) -> bytes:
 
 
 def share(tensors: Iterable[torch.Tensor]) -> None:
-    """Copy the values of rank 0's tensors, of the same shapes on all ranks, to all ranks."""
+    """Copy the values of rank 0's tensors into the tensors of all other ranks, which have the same shapes."""
     if not distributed.is_initialized():
         return
 
@@ -222,10 +237,11 @@ def share(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.Tensor:
-    """Return `tensor` reduced over the ranks, in the order of ranks.
+    """Return `tensor` reduced over the ranks, always in the order of ranks.
 
-    The order of summation in an all-reduce depends on the tensor's size. Here a value has the same bits
-    whether it is reduced alone or in a batch of values. The price is memory for one copy per rank.
+    In an all-reduce, the order of summation depends on the size of the tensor. Here a value gets the same
+    bits whether it is reduced alone or with other values. This needs memory for one copy of the tensor per
+    rank.
 
     Args:
         tensor: a tensor of the same shape and dtype on all ranks.
@@ -236,8 +252,9 @@ def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.
         A tensor of the shape, dtype and device of `tensor`.
 
     Raises:
-        ConfigError: there is no such operation, or the tensor has no result: the mean of integers, or the
-            largest or smallest of complex numbers.
+        ConfigError: there is no such operation, or it is not defined for the dtype: `mean` for integers,
+        `max`
+            and `min` for complex numbers.
     """
     if operation not in OPERATIONS:
         raise ConfigError(
@@ -246,14 +263,14 @@ def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.
 
     if operation == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ConfigError(
-            f"The mean over ranks of a tensor of {tensor.dtype} was asked for.",
-            hint='Give tensor.float(), or use the operation "sum".',
+            f"The mean over ranks is not defined for a tensor of {tensor.dtype}.",
+            hint='Pass tensor.float(), or use the operation "sum".',
         )
 
     if operation in ("max", "min") and tensor.is_complex():
         raise ConfigError(
-            f'The "{operation}" over ranks of a tensor of {tensor.dtype} was asked for.',
-            hint="Complex numbers have no order. Give tensor.abs(), or its real and imaginary parts.",
+            f'The "{operation}" over ranks is not defined for a tensor of {tensor.dtype}.',
+            hint="Complex numbers have no order. Pass tensor.abs(), or the real and imaginary parts.",
         )
 
     if not distributed.is_initialized():
@@ -263,7 +280,8 @@ def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.
     parts = [torch.empty_like(part) for _ in range(world_size())]
     distributed.all_gather(parts, part)
     if operation == "mean":
-        # A sum in the tensor's dtype may be infinite although the mean is not.
+        # Summed in a dtype with a larger range: in the tensor's own dtype the sum may be infinite although
+        # the mean is not.
         parts = [part.to(_WIDER.get(part.dtype, part.dtype)) for part in parts]
 
     total = parts[0]
@@ -278,7 +296,7 @@ def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.
 
 @contextmanager
 def agreed() -> Iterator[None]:
-    """Run the block on every rank; raise on every rank if the block fails on any rank (see `gather`)."""
+    """Run the block on every rank; if it fails on any rank, raise on every rank (see `gather`)."""
     error: Exception | None = None
     try:
         yield
@@ -289,7 +307,7 @@ def agreed() -> Iterator[None]:
 
 
 def _describe(error: Exception) -> dict[str, str | int]:
-    """Return an error as plain values, with the rank and host where it happened."""
+    """Return class, text, hint and exit code of an error; the text names this rank and host."""
     where = f"Rank {rank()} on {socket.gethostname()}"
     if not isinstance(error, SlurmddpError):
         text = f"{where} failed with {type(error).__name__}: {error}."
@@ -300,7 +318,7 @@ def _describe(error: Exception) -> dict[str, str | int]:
 
 
 def _rebuild(failure: Mapping[str, Any]) -> SlurmddpError:
-    """Return the error that another rank has described."""
+    """Return the error that another rank has sent, from the result of `_describe`."""
     kind = getattr(errors, str(failure["kind"]), SlurmddpError)
     if not (isinstance(kind, type) and issubclass(kind, SlurmddpError)):
         kind = SlurmddpError

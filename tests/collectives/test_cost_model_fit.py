@@ -64,7 +64,7 @@ def test_smallest_and_largest_sizes_are_never_held_out(sizes: list[int], held: l
 
 def test_too_few_times_are_refused() -> None:
     one = times(0)[:2]
-    with pytest.raises(ConfigError, match="2 measurement"):
+    with pytest.raises(ConfigError, match="fewer than three measurements"):
         fit(one)
     with pytest.raises(ConfigError, match="three sizes"):
         validate(one)
