@@ -44,7 +44,10 @@ _EARLIER_OPENINGS: Mapping[str, FailureKind] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How and why one process failed; `rank` and `local_rank` are None if an agent or its node failed."""
+    """The end of one process that failed, and the reason.
+
+    `rank` and `local_rank` are None if an agent or its node failed.
+    """
 
     rank: int | None
     local_rank: int | None = None
@@ -124,7 +127,7 @@ class Failure:
 
     @property
     def advice(self) -> str:
-        """What to do about the failure: the advice for its kind, or else `remedy`; empty if there is none."""
+        """The advice about the failure: for its kind, or else `remedy`; empty if there is none."""
         return ADVICE.get(self.kind) or self.remedy
 
     @property

@@ -23,7 +23,7 @@ _EXIT_CODE = re.compile(r"\s+exitcode\s+: (-?\d+)")
 
 @dataclass(frozen=True)
 class TorchrunReport:
-    """What torchrun reports at its end after a failure of a rank, or after a signal to torchrun."""
+    """The report that torchrun prints at its end after a failure of a rank, or after a signal to torchrun."""
 
     exit_code: int
     """Of the rank that failed first, negative for a signal; after a signal to torchrun this signal."""

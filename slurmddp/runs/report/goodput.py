@@ -43,7 +43,7 @@ Parts = Mapping[str, float]
 
 @dataclass(frozen=True)
 class AttemptTime:
-    """How long an attempt and the wait before it took, split by kind of time."""
+    """The time of an attempt and of the wait before it, split by kind."""
 
     attempt: int | None
     """Number of the attempt; None for the time after the last attempt."""

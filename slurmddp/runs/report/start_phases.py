@@ -12,7 +12,7 @@ from slurmddp.runs.status.metrics import seconds_or_none
 
 @dataclass(frozen=True)
 class Phases:
-    """How many seconds each phase of an attempt took until its first step was done, in order.
+    """The seconds of each phase of an attempt until its first step was done, in order.
 
     The phase `launch` is the time before the ranks exist: setup lines, srun, and the start of the agent. The
     ranks can't measure it, so it is the remainder of the time since the `started` event.

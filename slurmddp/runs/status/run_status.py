@@ -118,7 +118,7 @@ def statuses(folders: Sequence[RunFolder], slurm: SlurmClient | None) -> list[Ru
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    """What the status needs from a run folder; it is read before the query to SLURM."""
+    """The data of a run folder that the status needs; it is read before the query to SLURM."""
 
     folder: RunFolder
     history: History
