@@ -165,7 +165,11 @@ def with_whole_tensors(state: Any, *, keep: bool) -> Any:
         if not is_sharded(tensor) or entry_of(tensor) is not None:
             return tensor
         full = whole(tensor.detach())
-        return full.cpu() if keep else full[:0]
+        if keep:
+            return full.cpu()
+
+        # A slice would keep the memory of the whole tensor until the state is saved.
+        return torch.empty(0, dtype=full.dtype)
 
     return mapped(state, gather)
 
