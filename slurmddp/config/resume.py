@@ -71,7 +71,7 @@ def free_keys() -> list[str]:
 
 
 def _changes(changes: Sequence[str], folder: RunFolder) -> list[tuple[str, Any]]:
-    """Return (key, value) for each typed setting; raise ConfigError for a key that the run may not change."""
+    """Return (key, value) for each `key=value`; raise ConfigError for a key that a resume can't change."""
     settings = [parse_setting(text) for text in changes]
     program = folder.config().get("program") or {}
     free = [*free_keys(), *LENGTHS]

@@ -78,9 +78,9 @@ def start_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
 
 
 def finish_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
-    """Start a job as `start_detached` does, and return its outcome once the run has ended.
+    """Start a job as `start_detached` does, wait for the end of its run, and return the outcome of the start.
 
-    The run may have ended in any state, which the outcome does not contain.
+    How the run has ended is not part of this outcome: its status shows it.
     """
     started = start_detached(job, again=again, report=report)
     has_ended = end_of(RunFolder(job.run_dir), client.SlurmClient())

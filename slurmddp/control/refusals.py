@@ -174,9 +174,9 @@ def _how_to_extend(name: str, keys: Collection[str]) -> str:
 
 
 def refuse_extended(job: Job) -> None:
-    """Raise RunStateError if the run of a job was extended, so that its length now exceeds the job's.
+    """Raise RunStateError if the job's run exists and was extended, as to more steps than the job has.
 
-    The start of the job would shorten the run again.
+    A start of the job would shorten the run again.
     """
     from slurmddp.config.extension import lengths_beyond
 

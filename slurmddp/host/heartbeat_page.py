@@ -217,7 +217,7 @@ class HeartbeatPage:
         return os.fstat(self.descriptor).st_size - _PAGE_BYTES
 
     def stacks(self, begin: int, end: int) -> str:
-        """Return the text of the stacks between two offsets, in bytes after the page."""
+        """Return the text of the stacks between two offsets in bytes, counted from the end of the page."""
         return os.pread(self.descriptor, end - begin, _PAGE_BYTES + begin).decode(errors="replace")
 
     def close(self) -> None:

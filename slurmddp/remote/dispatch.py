@@ -419,7 +419,7 @@ class _Plan:
     structure: Any = None
 
     def run(self, node: Node, args: Any, kwargs: Mapping[str, Any], operands: Sequence[Any]) -> Any:
-        """Queue the operation on `node`, and return its results; wait for results that the plan lacks."""
+        """Queue the operation on `node`, and return its results; wait for them if `structure` is None."""
         named = list(kwargs.items())
         if self.structure is None:
             result = node.new()

@@ -193,7 +193,10 @@ def _at(path: Path) -> RunFolder:
 
 
 def _without_twins(paths: Iterable[str]) -> list[str]:
-    """Return `paths` without further paths to the same run folder, as links to its parent folder give."""
+    """Return `paths` with only the first of several paths to one run folder.
+
+    Two paths may name one folder if a folder above it is reached through a symbolic link.
+    """
     physical = cache(os.path.realpath)
     first: dict[tuple[str, str], str] = {}
     for path in paths:

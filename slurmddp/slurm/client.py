@@ -106,8 +106,9 @@ class SlurmClient:
             token: a unique argument of the script, by which the job is found in the queue. The comment of a
                 job can't hold it, because the comment is the person's.
             options: further options of sbatch.
-            known: ids of earlier jobs of this script. Where SLURM shows no arguments, another live job of the
-                script counts as the job of a submission that got no answer.
+            known: ids of earlier jobs of this script. If sbatch gives no answer, and SLURM does not show
+                arguments of scripts, a live job of the script that is not in `known` is taken for the new
+                job.
 
         Raises:
             SlurmError: SLURM refuses the job, or does not answer.

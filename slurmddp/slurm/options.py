@@ -210,8 +210,8 @@ def _memory(job: Job) -> dict[str, Option]:
     shares = getattr(job.resources, key)
     if not shares:
         raise ConfigError(
-            f"mem_gb={mem_gb} can't be divided into {dialect}, because {key} is not set.",
-            hint=f"Set {key}=, or mem_request: mem in the cluster file.",
+            f"mem_gb={mem_gb} can't be requested as {dialect}, because {key} is not set.",
+            hint=f"Set {key}=N, or write `mem_request: mem` in the cluster file.",
         )
     # Rounded up, so that the job gets at least the memory that it asks for.
     return {dialect: f"{-(-megabytes // shares)}M"}

@@ -42,8 +42,8 @@ def shard(optimizer: Optimizer) -> ShardedOptimizer:
         ConfigError: the optimizer has taken a step, or torch can't shard it.
     """
     kind = type(optimizer)
-    # Look at the step numbers: Adagrad has a state before its first step, which the new optimizer creates
-    # too.
+    # A state alone proves no step: Adagrad creates its state when it is built, as the sharded optimizer will.
+    # So the step numbers decide; a state without one is taken for the state of a step.
     if any(float(state.get("step", 1)) for state in optimizer.state.values() if state):
         raise ConfigError(
             f"This {kind.__name__} has a state from earlier steps, which zero_optimizer can't shard.",

@@ -300,7 +300,8 @@ class LinkGroup(NamedGroup):
     ) -> distributed.Work:
         """Run a collective after all earlier operations.
 
-        It runs in the thread if the call is asynchronous or other operations are queued, else in the caller.
+        It runs in the thread of the group's queue if the call is asynchronous or other operations are queued,
+        else in the calling thread.
 
         Args:
             name: the name of the collective, for errors.
@@ -419,7 +420,8 @@ class LinkGroup(NamedGroup):
         size = self.size()
         if whole.numel() != size * length:
             raise ValueError(
-                f"The tensor has {whole.numel()} elements, but {size} ranks have {length} elements each."
+                f"The whole tensor has {whole.numel()} elements, but {size} parts of {length} elements have "
+                f"{size * length}."
             )
         return _pieces(whole, [length] * size)
 

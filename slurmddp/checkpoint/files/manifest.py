@@ -174,7 +174,7 @@ def load_manifest(folder: Path) -> Manifest:
     # `step_of` is None for a folder that is being written or was renamed. Its name is not compared.
     step = step_of(folder)
     if step is not None and step != manifest.step:
-        raise CheckpointError(f"{MANIFEST_FILE} is of step {manifest.step}, unlike the name of the folder.")
+        raise CheckpointError(f"{MANIFEST_FILE} names step {manifest.step}, but the folder is {folder.name}.")
     return manifest
 
 

@@ -199,7 +199,10 @@ def check(step: int, keep_last: int, meta: Mapping[str, Any]) -> None:
     if step < 0:
         raise CheckpointError(f"A checkpoint can't have the step {step}.", hint="Give a step of 0 or more.")
     if not isinstance(keep_last, int) or keep_last < 1:
-        raise ConfigError(f"keep_last is {keep_last!r}.", hint="Give 1 or more (at least 2 are kept).")
+        raise ConfigError(
+            f"keep_last is {keep_last!r}, not a whole number of at least 1.",
+            hint="Give 2 or more; 1 also keeps 2 checkpoints.",
+        )
 
     try:
         text = json.dumps(dict(meta), allow_nan=False)

@@ -161,7 +161,7 @@ def check_script(script: str, project_dir: Path, *, same_python: bool) -> None:
     Args:
         script: the value of `program.script`.
         project_dir: the project's folder.
-        same_python: as for `check_program`.
+        same_python: whether this interpreter also runs the ranks; only then modules are looked up.
     """
     if script.startswith(MODULE):
         _check_module(script.removeprefix(MODULE).strip(), project_dir, same_python=same_python)
@@ -260,7 +260,7 @@ def check_targets(config: Mapping[str, Any], project_dir: Path, *, same_python: 
     Args:
         config: a checked configuration.
         project_dir: the project's folder.
-        same_python: as for `check_program`.
+        same_python: whether this interpreter also runs the ranks; only then modules are looked up.
     """
     # The key is one name, or one name for each type of device: cpu:gloo,cuda:package.Class.
     for part in config["backend"].split(","):
@@ -326,7 +326,7 @@ def check_loggers(loggers: Any, project_dir: Path, *, same_python: bool) -> None
     Args:
         loggers: the value of the key `loggers`.
         project_dir: the project's folder.
-        same_python: as for `check_program`.
+        same_python: whether this interpreter also runs the ranks; only then modules are looked up.
     """
     for key, node in targets(loggers, same_python=same_python).items():
         _check_target(f"{key}._target_", node["_target_"], project_dir, same_python=same_python)
@@ -373,7 +373,7 @@ def _locate(
         given: the beginning of the error message, such as "`data._target_` is a.b.C".
         names: the parts of the dotted path.
         project_dir: the project's folder.
-        same_python: as for `check_program`.
+        same_python: whether this interpreter also runs the ranks; only then modules are looked up.
 
     Returns:
         The module and the names that follow it. None instead of the module if it is not found, but the ranks

@@ -179,7 +179,7 @@ def find_module(names: Sequence[str], project_dir: Path) -> tuple[ModuleSpec | N
 
 
 def _of_path(target: str, project_dir: Path, steps: int) -> Signature | None:
-    """Return the signature of an import path; None if more than `steps` imports and base classes follow."""
+    """Return the signature of an import path; None if it takes more than `steps` imports and base classes."""
     names = target.split(".")
     spec, rest = find_module(names, project_dir)
     if spec is None or len(rest) != 1 or not str(spec.origin).endswith(".py"):

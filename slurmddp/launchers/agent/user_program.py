@@ -84,7 +84,7 @@ def _executable(command: str) -> str:
     if program is None:
         raise ConfigError(
             f"There is no executable {command!r} in {Path.cwd()} or on PATH (`program.script`).",
-            hint="The setup lines of the cluster file may add its folder to PATH.",
+            hint="Correct the name, or let the setup lines of the cluster file add its folder to PATH.",
         )
     return program
 

@@ -388,7 +388,7 @@ class Coordinator:
     # Ranks that stop, finish or hang.
 
     def _forward_stop(self, sender: int, request: msg.StopRequested) -> None:
-        """Order the agents of the other nodes to stop their ranks, at the first request."""
+        """Order all agents but `sender` to stop their ranks; only the first request has this effect."""
         is_first = not self._stopping
         self._stopping = True
         # Each agent may report a request, because SLURM signals all agents. One order is enough.

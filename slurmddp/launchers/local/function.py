@@ -109,9 +109,10 @@ def _cut_frames(error: BaseException) -> None:
 
 
 def _error_of(folder: Path, code: int) -> BaseException:
-    """Return the exception to raise for an exit code of the ranks other than 0.
+    """Return the exception to raise for a non-zero exit code of the ranks.
 
-    For a failure it contains the first error that a rank has written to `folder`.
+    After a stop it is StoppedAtCheckpoint, KeyboardInterrupt or SystemExit. After a failure it contains the
+    first error that a rank has written to `folder`.
     """
     if code == EXIT_STOPPED:
         return StoppedAtCheckpoint("The training was stopped.", hint="Call it again to resume.")

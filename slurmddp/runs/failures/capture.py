@@ -126,7 +126,7 @@ def last_lines(
 
     Args:
         log: the path of the log.
-        count: the number of lines; more are returned as in `tail_of`.
+        count: the least number of lines, if there are so many; `tail_of` says when more are returned.
         since: the offset at which the lines of the process begin, after those of an earlier process.
         until: the offset at which they end; None for the end of the file.
     """

@@ -298,7 +298,8 @@ def is_consequence(failure: Failure) -> bool:
     """
     if failure.exit_code == EXIT_FINISHED or failure.kind == "stalled_together":
         return True
-    # A process that was killed, lost or hung is no consequence, whatever its last lines say.
+    # A process that was killed, lost or hung did not fail because of another rank, whatever its last lines
+    # say. SIGABRT is the exception: a communication library may abort a process whose peer is gone.
     if failure.exit_code is None and failure.signal != "SIGABRT":
         return False
     if failure.exit_code in DELIBERATE_CODES:

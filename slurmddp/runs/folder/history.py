@@ -152,7 +152,8 @@ def _saved(attempt: RecordedAttempt) -> str:
     if attempt.saved_step is not None:
         return f", last save at step {attempt.saved_step}"
 
-    # Files that a script saves by itself, as with torch.save, leave no record.
+    # A script may save by itself, as with torch.save, which leaves no record. So the absence of a save is
+    # named only after a signal, or if the program uses the run's checkpoints.
     uses_checkpoints = attempt.first_step is not None and attempt.loads
     return ", no save recorded" if attempt.signal is not None or uses_checkpoints else ""
 

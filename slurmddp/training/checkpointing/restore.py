@@ -322,8 +322,8 @@ class _Load:
 
         Args:
             loaded: the state.
-            certain: the result of `_check`.
-            size: bytes of memory to allocate for copies of later saves.
+            certain: the names of the objects that `_check` found certain to load.
+            size: bytes of memory to allocate for the copies of later checkpoints.
         """
         saver = self.checkpointer
         with collectives.agreed():

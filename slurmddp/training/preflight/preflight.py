@@ -235,8 +235,8 @@ class _Preflight:
         events = self._folder.readable_events() if failed else []
         findings += find_faulty(failed, self.names, suspects(events, self._run.attempt, self.names))
 
-        # Compare the clocks with the last part: its answers were made after rank 0 sent its previous decision
-        # at `_continued`, so rank 0 knows a time before and a time after each answer.
+        # The last part serves to compare the clocks. Each rank answered after `_continued`, when rank 0 sent
+        # its decision on the part before, and before now: its clock must show a time between these two.
         if part == "sum" and len(received) == len(answers):
             stamps = [answer.at for answer in received[:: self.info.local_world_size]]
             findings += check_clocks(self.names, stamps, self._continued, time.time())

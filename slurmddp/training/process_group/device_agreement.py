@@ -101,7 +101,8 @@ def report_device(info: RankInfo, backend: str) -> tuple[torch.device, str, Devi
 def _report_of_failure(info: RankInfo, error: Exception, node_lacks_gpus: bool) -> DeviceReport:
     """Return the report of a rank that found no device because of `error`.
 
-    If CUDA raised the error (it is no MismatchError), or the node lacks GPUs, the node is unhealthy.
+    A MismatchError means wrong settings: the node is unhealthy only if it lacks GPUs. Any other error comes
+    from CUDA, and the node is unhealthy.
     """
     if isinstance(error, MismatchError):
         return DeviceReport(

@@ -42,10 +42,10 @@ class StepLoss:
         """The number by which the sum of each batch is divided before its backward pass."""
 
     def add(self, loss: torch.Tensor | tuple[torch.Tensor, Any]) -> torch.Tensor:
-        """Add the loss of a batch; return the scalar for its backward pass, one of `accumulate` passes.
+        """Add the loss of one of the `accumulate` batches of a step; return the scalar to call `backward` on.
 
         Args:
-            loss: the mean over the batch, a scalar, or a pair (sum, count).
+            loss: the mean over the batch, a scalar; or a pair: the sum of the losses, and their number.
         """
         if isinstance(loss, torch.Tensor):
             self._value += loss.detach() / self._accumulate
