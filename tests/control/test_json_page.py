@@ -38,7 +38,7 @@ from slurmddp.control.status import status
 from slurmddp.control.stop import stop
 from slurmddp.settings.spec import Job
 from support import ROOT
-from support.wrapping import wrap
+from support.wrapping import CELL, wrap, wrap_item
 
 PAGE = ROOT / "docs" / "json.md"
 SEARCH = "train -m hydra/sweeper=optuna"
@@ -118,8 +118,14 @@ def described(kind: type) -> str:
 
 
 def table(kind: type) -> str:
+    """Return a table of the fields that a dataclass declares, or a list if a text is too long for a table."""
     hints = typing.get_type_hints(kind)
-    rows = [f"| `{name}` | {json_type(hints[name])} | {text} |" for name, text in fields_of(kind).items()]
+    fields = [(name, json_type(hints[name]), text) for name, text in fields_of(kind).items()]
+    if any(len(cell) > CELL for cells in fields for cell in cells):
+        items = [f"`{name}`, {type_}: {text}".removesuffix(": ") for name, type_, text in fields]
+        return "\n".join([*map(wrap_item, items), ""])
+
+    rows = [f"| `{name}` | {type_} | {text} |" for name, type_, text in fields]
     return "\n".join(["| key | type | meaning |", "|---|---|---|", *rows, ""])
 
 

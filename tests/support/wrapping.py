@@ -6,6 +6,15 @@ import textwrap
 
 COLUMNS = 100
 """The longest line of prose in README and docs."""
+CELL = 160
+"""Characters of the longest table cell in README and docs."""
+
+
+def wrap_item(text: str) -> str:
+    """Wrap the text of one item of a list."""
+    return textwrap.fill(
+        f"- {text}", COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def wrap(text: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from slurmddp.settings.schema import KEEP_LAST
 from support import ROOT
-from support.wrapping import wrap
+from support.wrapping import CELL, wrap, wrap_item
 
 PAGE = ROOT / "docs" / "api.md"
 HEAD = """# The API
@@ -131,15 +131,22 @@ def body(one: Member, parts: dict[str, str]) -> Iterator[str]:
 def described(parts: dict[str, str]) -> Iterator[str]:
     yield wrap(parts[""]) + "\n"
     if "Args" in parts:
-        rows = [f"| `{name}` | {cell(text)} |" for name, text in entries(parts["Args"]).items()]
-        yield "\n".join(["| argument | meaning |", "|---|---|", *rows, ""])
+        yield table_or_list("argument", "meaning", entries(parts["Args"]))
     if "Returns" in parts:
         yield wrap(f"Returns: {parts['Returns']}") + "\n"
     if "Raises" in parts:
-        rows = [f"| `{name}` | {cell(text)} |" for name, text in entries(parts["Raises"]).items()]
-        yield "\n".join(["| raises | if |", "|---|---|", *rows, ""])
+        yield table_or_list("raises", "if", entries(parts["Raises"]))
     if "Example" in parts:
         yield f"```python\n{parts['Example']}\n```\n"
+
+
+def table_or_list(name_head: str, text_head: str, texts: dict[str, str]) -> str:
+    """Return a table of named texts, or a list if a text is too long for a table."""
+    if any(len(text) > CELL for text in texts.values()):
+        return "\n".join([*(wrap_item(f"`{name}`: {text}") for name, text in texts.items()), ""])
+
+    rows = [f"| `{name}` | {cell(text)} |" for name, text in texts.items()]
+    return "\n".join([f"| {name_head} | {text_head} |", "|---|---|", *rows, ""])
 
 
 def cell(text: str) -> str:
