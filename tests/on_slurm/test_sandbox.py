@@ -203,7 +203,7 @@ def test_up_twice_then_down_twice_and_no_trace_remains(
     assert len(had) == (2 if mine.plan.namespaces else 0)
     submit(mine, f"--wrap={DETACHED.format(pids=pids)} trap '' TERM; sleep 600 & wait; wait")
     wait_until(lambda: pids.exists() and pids.read_text(), "the job")
-    assert "is gone" in cli("down", *which).stdout
+    assert "was stopped and removed" in cli("down", *which).stdout
     assert_no_trace(mine, had)
     assert processes.start_time(int(pids.read_text())) is None
     assert "no sandbox" in cli("down", *which).stdout
