@@ -114,7 +114,7 @@ def test_a_submission_that_may_have_worked_is_kept_and_told_of(
     assert run.script_file.exists()
     monkeypatch.chdir(project.parent)
     assert main(["status", run.name]) == 0
-    assert "unknown" in (shown := capsys.readouterr().out) and "sbatch gave no answer" in shown
+    assert "unknown" in (shown := capsys.readouterr().out) and "sbatch did not answer" in shown
     monkeypatch.chdir(project)
     monkeypatch.setattr(cluster, "submit", really)
     if queued:
