@@ -2,8 +2,8 @@
 
     python benchmarks/batch_step.py [--rounds N] [--before COMMIT] [--output FILE]
 
-A sandbox of one node runs a job whose agent is a stub, so that all time is that of the batch step and of
-SLURM. Two times of each attempt are measured: from the call of sbatch until the agent starts, and from
+A sandbox of one node runs a job whose agent is a stub, so only the batch step and SLURM take time. Two
+times of each attempt are measured: from the call of sbatch until the agent starts, and from
 `scancel --signal=TERM` until SLURM has put the job back into the queue. With `--before`, the version of that
 commit takes turns with HEAD. Ratios are medians of the ratios of the rounds.
 """

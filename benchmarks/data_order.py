@@ -3,7 +3,7 @@
     python benchmarks/data_order.py [--rounds 5] [--most 8] [--output FILE]
 
 Each measurement is a process of its own, which has imported torch and the sampler before the clock starts.
-The sampler is that of rank 5 of 64, in a shuffled epoch. The variants take turns. Sizes go up to 10^9 for
+The sampler belongs to rank 5 of 64 and shuffles the epoch. The variants take turns. Sizes go up to 10^9 for
 `RankSampler`, and up to 10^--most for torch, which needs 4.5 GiB at 10^8 and is measured there only once.
 
 Printed are medians: the time from building the sampler to its first index, the growth of the process's peak
@@ -90,7 +90,7 @@ def further_index_s(build: Callable[[], Iterable[int]], indices: Iterable[int], 
 def measure_here(variant: str, samples: int) -> Figures:
     """Measure a sampler in this process."""
     build = sampler_builder(variant, samples)
-    # From now on the peak memory counts anew.
+    # Writing 5 resets the peak memory of this process (proc(5)).
     Path("/proc/self/clear_refs").write_text("5")
     before_kib = memory_kib("VmRSS")
 

@@ -51,7 +51,7 @@ def save(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def load(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the snapshot and return its step; 0 if there is none."""
+    """Load the snapshot and return its step; return 0 if no snapshot exists."""
     if not SNAPSHOT.exists():
         return 0
 

@@ -134,7 +134,7 @@ def _final_outcome(events: list[dict[str, Any]], job: SlurmJob, is_resubmitted: 
 
 
 def _owner(events: list[dict[str, Any]], job: SlurmJob, names: Collection[str]) -> str:
-    """Return the other job that trains this run now, as `ID on NODES`; empty if there is none.
+    """Return the other job that trains this run now, as `ID on NODES`; empty if no other job does.
 
     SLURM shows the other job as running, and the attempt that it started has no `ended` event.
     """

@@ -34,7 +34,7 @@ class LaunchFailure(NamedTuple):
 
 
 def launch_failure(attempt: Attempt, hosts: Sequence[str]) -> LaunchFailure | None:
-    """Return the first agent that SLURM could not start; None if there is none.
+    """Return the first agent that SLURM could not start; None if SLURM started all.
 
     For such an agent srun reports the failed launch, and there is no log. The report alone is not enough: it
     may come from an srun in the setup lines.

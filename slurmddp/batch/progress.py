@@ -39,7 +39,7 @@ def progressed(before: Saved, after: Saved) -> bool:
 
 
 def latest_name(folder: RunFolder) -> str:
-    """Return the name of the newest checkpoint; empty if there is none."""
+    """Return the name of the newest checkpoint; empty if the run has no checkpoint."""
     # Reading in a folder that does not exist looks up its name, and an NFS client then remembers for a while
     # that the name does not exist. `is_there` lists the parent folder instead.
     if not is_there(folder.checkpoints_dir):

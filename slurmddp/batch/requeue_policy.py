@@ -90,7 +90,7 @@ class Outcome(NamedTuple):
     stalled_at: str | None = None
     """The checkpoint from which the attempt started, if it left no newer checkpoint."""
     advice: str = ""
-    """What a person can do, with `{run}` for the name of the run."""
+    """Advice for the person, in which `{run}` stands for the name of the run."""
     reason: str = ""
     """Why the attempt stopped: `on request`, `preempted`, `time limit`; empty if that is not known."""
 

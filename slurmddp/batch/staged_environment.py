@@ -170,7 +170,7 @@ def _sizes(copy: Path) -> dict[str, int]:
 
 
 def environment_of(python: str) -> Path:
-    """Return the environment whose `bin` holds the interpreter; raise ConfigError if there is none."""
+    """Return the environment whose `bin` holds the interpreter; raise ConfigError if no environment does."""
     path = shutil.which(python)
     if path is None:
         raise ConfigError(f"There is no interpreter {python} on this node.")

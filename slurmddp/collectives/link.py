@@ -38,6 +38,14 @@ class Link(Protocol):
         """
 
 
+def copied_devices(group: distributed.ProcessGroup | None = None) -> set[str]:
+    """Return the types of devices whose tensors a group can't send directly.
+
+    gloo sends only from CPU memory (torch 2.13).
+    """
+    return {"cuda"} if "cuda:gloo" in distributed.get_backend_config(group) else set()
+
+
 class GroupLink:
     """A link that sends messages over a process group of torch.
 
@@ -52,10 +60,8 @@ class GroupLink:
         self.rank = distributed.get_rank(group)
         self.world_size = distributed.get_world_size(group)
         self._global_ranks = distributed.get_process_group_ranks(group or distributed.group.WORLD)
-        self._copied_devices: set[str] = set()
+        self._copied_devices = copied_devices(group)
         """Types of devices whose tensors are copied to the CPU to be sent."""
-        if "cuda:gloo" in distributed.get_backend_config(group):
-            self._copied_devices.add("cuda")
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], object]:
         if tensor.device.type in self._copied_devices:

@@ -80,28 +80,28 @@ def key_of(word: str) -> str:
     return word.lstrip("+").partition("=")[0]
 
 
-def as_typed(words: Sequence[str]) -> list[str]:
+def as_typed(settings: Sequence[str]) -> list[str]:
     """Return the words to type after `slurmddp run` or `slurmddp controller` for the settings of a run.
 
     The program and its arguments, which are the settings `program.script` and `program.args`, come last.
 
     Args:
-        words: the settings (`key=value`). If `program.args` refers to other values (`${...}`), it stays a
+        settings: the settings (`key=value`). If `program.args` refers to other values (`${...}`), it stays a
             setting, because after the program `slurmddp run` replaces only few references.
     """
-    settings: list[str] = []
+    others: list[str] = []
     script: list[str] = []
     arguments: list[str] = []
-    for word in words:
-        key, _, value = word.lstrip("+").partition("=")
+    for setting in settings:
+        key, _, value = setting.lstrip("+").partition("=")
         if key == "program.script":
             script = _script_as_typed(value)
         elif key == ARGUMENTS and not REFERENCE.search(value):
             arguments = [_without_escapes(argument) for argument in typed(value)]
         else:
-            settings.append(word)
+            others.append(setting)
 
-    return [*settings, *script, *arguments]
+    return [*others, *script, *arguments]
 
 
 def _script_as_typed(value: str) -> list[str]:

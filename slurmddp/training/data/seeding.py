@@ -102,8 +102,8 @@ def show_users_dataset() -> None:
 class SeededSamples(DatasetWrapper, Dataset[Any]):
     """The data set `inner`, read by keys (index, epoch, ...); each key first seeds the random generators.
 
-    In the rank's process the generators are restored after the read. If `inner` has a `__getitems__` of its
-    own, which reads a whole batch at once, only the first key of the batch is used as a seed.
+    In the rank's process the generators are restored after the read. If `inner` defines `__getitems__`, which
+    reads a whole batch at once, only the first key of the batch is used as a seed.
     """
 
     def __init__(self, inner: Any, seed: int) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import distributed
 
+from slurmddp.collectives.link import copied_devices
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.short_text import first_line
 from slurmddp.training.preflight.timeout import within
@@ -144,6 +145,10 @@ def describe(
 
 def exchange(peer: int, device: torch.device) -> str | None:
     """Exchange known vectors with rank `peer`; return a text if the received vector is wrong, else None."""
+    # Without a copy on the CPU, gloo fails on the tensors of healthy GPUs, and the nodes would be excluded.
+    if device.type in copied_devices():
+        device = torch.device("cpu")
+
     sent = _vector(distributed.get_rank(), device)
     received = torch.empty_like(sent)
     operations = [

@@ -113,3 +113,11 @@ def with_a_clock(folder: str, rank: int, ahead_s: float, refused_s: float) -> tu
         time.time = lambda: now() + ahead_s
 
     return fly(folder)
+
+
+def exchanged_through_the_cpu() -> str | None:
+    """Exchange numbers with the other rank for a device whose tensors the group can't send, as a GPU's."""
+    with Distributon() as d:
+        d.launch()
+        pairs.copied_devices = lambda: {"meta"}
+        return pairs.exchange(1 - d.rank, torch.device("meta"))

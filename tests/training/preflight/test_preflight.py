@@ -284,3 +284,7 @@ def test_low_limits_are_warned_of() -> None:
         (found,) = check_limits("n1", **{**fine, name: value})
         assert (found.node, found.fault) == ("n1", NOBODY)
         assert hint in found.hint
+
+
+def test_nodes_exchange_numbers_where_the_group_sends_from_the_cpu_alone() -> None:
+    assert run_ranks(preflight_jobs.exchanged_through_the_cpu, 2) == [None, None]
