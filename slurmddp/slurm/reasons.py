@@ -6,112 +6,125 @@ import re
 
 from slurmddp.slurm.states import clean_reason
 
-_PATIENCE = "Nothing to do: it starts when its turn comes."
-_SMALLER = _PATIENCE + " Fewer nodes or less time start sooner."
+_PATIENCE = "Nothing to do: SLURM starts the job by itself."
+_SMALLER = _PATIENCE + " A job with fewer nodes or less time may start sooner."
+_AGAIN = "Run `slurmddp cancel {run}`, then `slurmddp resume {run}"
 _OTHER_PARTITION = (
-    "It starts when the site opens the partition. For another partition: cancel it, then "
-    "`slurmddp resume {run} partition=...`."
+    "It starts when the site opens the partition. To use another partition, run `slurmddp cancel {run}`, "
+    "then `slurmddp resume {run} partition=...`."
 )
-_HELD = "Release it with `scontrol release {job}`, or ask the site why it holds it."
+_HELD = "`scontrol release {job}` releases it; if SLURM refuses this, ask the site for the cause."
 _NO_ACCOUNT = (
     "its account may not use this partition",
-    "Cancel it, then `slurmddp resume {run}` with another `account=` or `partition=`.",
+    _AGAIN + "` with another `account=` or `partition=`.",
 )
 _NO_QOS = (
     "the partition does not accept its quality of service",
-    "Cancel it, then `slurmddp resume {run}` with another `qos=` or `partition=`.",
+    _AGAIN + "` with another `qos=` or `partition=`.",
 )
 _USED_UP = (
-    "it asks for more than is left of the time that its account or quality of service may use in all",
-    "Ask the site for more, or cancel it and ask for less, or for another `account=` or `qos=`; "
-    "`scontrol show assoc_mgr flags=assoc,qos` shows what is used.",
+    "it asks for more compute time than its account or quality of service has left",
+    "Ask the site for more compute time. Or run `slurmddp cancel {run}`, then `slurmddp resume {run}` with "
+    "fewer nodes, a shorter `time_limit=`, or another `account=` or `qos=`. "
+    "`scontrol show assoc_mgr flags=assoc,qos` shows limits and used time.",
 )
 
 _REASONS: dict[str, tuple[str, str]] = {
     # Reasons that any waiting job may have.
-    "Priority": ("other jobs stand before it in the queue", _SMALLER),
-    "Resources": ("the nodes it needs are busy", _SMALLER),
+    "Priority": ("other jobs are before it in the queue", _SMALLER),
+    "Resources": ("the nodes that it needs are busy", _SMALLER),
     "BeginTime": ("its begin time has not come", _PATIENCE),
     "Dependency": ("it waits for another job to end", _PATIENCE),
     "DependencyNeverSatisfied": (
-        "the job that it waits for ended in such a way that this job never starts",
-        "Cancel it and resume the run that it waits for, then this run; or start it without a wait: "
-        "`slurmddp resume {run} after=[]`.",
+        "the job that it waits for did not end as required, so this job never starts",
+        "Run `slurmddp cancel {run}`. Then resume the run that it waits for, and after that this run; or "
+        "resume this run without waiting: `slurmddp resume {run} after=[]`.",
     ),
     # Limits and states of the job's partition.
     "PartitionTimeLimit": (
         "it asks for more time than the partition allows",
-        "Cancel it, then `slurmddp resume {run} time_limit=...`; unchanged, it may never start.",
+        "Unchanged, it may never start. " + _AGAIN + " time_limit=...`.",
     ),
     "PartitionNodeLimit": (
         "it asks for more nodes than the partition has or allows",
-        "Cancel it, then submit it again with a smaller `nodes=`; unchanged, it may never start.",
+        "Unchanged, it may never start. " + _AGAIN + "` with a smaller `nodes=`.",
     ),
     "PartitionDown": ("the partition is switched off", _OTHER_PARTITION),
-    "PartitionInactive": ("the partition takes no jobs now", _OTHER_PARTITION),
+    "PartitionInactive": ("the partition starts no jobs now", _OTHER_PARTITION),
     "PartitionConfig": (
-        "the partition does not allow what it asks for, often more nodes than it has",
-        "Compare nodes, time and account with `scontrol show partition`.",
+        "it asks for something that the partition does not allow, often more nodes than the partition has",
+        "Compare its nodes, time limit and account with the output of `scontrol show partition`.",
     ),
     # Nodes that the job needs.
     "ReqNodeNotAvail": (
         "nodes that it needs are down, drained or reserved (often for a maintenance)",
-        "See `sinfo -R` and `scontrol show res`; a job that ends before a maintenance may start.",
+        "`sinfo -R` and `scontrol show res` show the cause. A job whose time limit ends before a maintenance "
+        "may start earlier.",
     ),
     "Nodes required for job are DOWN": (
         "nodes that it needs are down, drained or reserved",
-        "See `sinfo -R`; it starts when they come back.",
+        "It starts when the nodes are back; `sinfo -R` shows why they are down.",
     ),
-    "NodeDown": ("a node that it needs is down", "See `sinfo -R`; it starts when the node comes back."),
+    "NodeDown": (
+        "a node that it needs is down",
+        "It starts when the node is back; `sinfo -R` shows why it is down.",
+    ),
     "BadConstraints": (
         "no node has what it asks for",
-        "Check the cluster file's constraint, GPU type and counts with `sinfo -o '%N %f %G'`.",
+        "Compare `constraint`, `gpu_type` and `gpus_per_node` of the cluster file with the nodes' features "
+        "and GPUs: `sinfo -o '%N %f %G'`.",
     ),
     # Holds: SLURM does not start such a job by itself.
     "JobHeldUser": ("it is held by you", _HELD),
-    "JobHeldAdmin": ("it is held by the site, or after repeated launch failures", _HELD),
+    "JobHeldAdmin": ("the site holds it, or SLURM does after repeated launch failures", _HELD),
     "launch failed requeued held": (
         "a node could not start it; SLURM requeued it and holds it",
-        "Look at the batch log, then `scontrol release {job}`.",
+        "Read the log of the batch script (`slurmddp logs --all {run}`), then run `scontrol release {job}`.",
     ),
     "job requeued in": ("a person or the site requeued it and holds it", _HELD),
-    "JobHoldMaxRequeue": ("it was requeued too often", _HELD),
-    # Beginnings of the limits of an account or a QOS: dozens of limits differ only in their ends.
+    "JobHoldMaxRequeue": ("SLURM holds it, because it was requeued more often than the site allows", _HELD),
+    # SLURM has dozens of reasons for limits of an account or a QOS, such as QOSMaxCpuPerUserLimit. The
+    # first letters show what a person can do.
     "QOS": (
         "a limit of its quality of service is reached",
-        "It starts when your other jobs end; `sacctmgr show qos` lists the limits, `qos=` chooses another.",
+        "It starts when enough of your other jobs have ended. `sacctmgr show qos` lists the limits; "
+        "`qos=` chooses another quality of service.",
     ),
     "QOSGrp": (
-        "a limit of all jobs of its quality of service together is reached",
-        "It starts when such jobs end; `sacctmgr show qos` lists the limits, `qos=` chooses another.",
+        "the jobs of its quality of service together have reached a limit",
+        "It starts when enough of these jobs have ended. `sacctmgr show qos` lists the limits; `qos=` "
+        "chooses another quality of service.",
     ),
     "QOSMin": (
         "it asks for less than its quality of service requires",
-        "Unchanged, it never starts: cancel it, and ask for more or for another `qos=`.",
+        "Unchanged, it never starts. " + _AGAIN + "` with more nodes, GPUs or CPUs, or another `qos=`.",
     ),
     "Assoc": (
         "a limit of your account is reached",
-        "It starts when jobs of your account end; `sshare` shows what is used, `account=` chooses another.",
+        "It starts when enough jobs of your account have ended. `sshare` shows what the account uses; "
+        "`account=` chooses another account.",
     ),
     "Max": (
         "a limit of its account is reached",
-        "It starts when its jobs end; `sacctmgr show assoc` lists the limits, `account=` chooses another.",
+        "It starts when enough jobs of the account have ended. `sacctmgr show assoc` lists the limits; "
+        "`account=` chooses another account.",
     ),
     "AccountingPolicy": (
         "a limit of its account or quality of service is reached",
-        "It starts when your other jobs end; `sacctmgr show assoc` and `sacctmgr show qos` list the limits.",
+        "It starts when enough of your other jobs have ended. `sacctmgr show assoc` and `sacctmgr show qos` "
+        "list the limits.",
     ),
     "MaxMemPerLimit": (
-        "it asks for more memory than allowed",
-        "Cancel it and submit it again with a smaller `mem_gb=`.",
+        "it asks for more memory than SLURM allows",
+        _AGAIN + "` with a smaller `mem_gb=`.",
     ),
     "InvalidAccount": (
         "SLURM does not know its account",
-        "Cancel it and submit it again with a valid `account=`.",
+        _AGAIN + " account=...`; `sacctmgr show associations user=$USER` lists your accounts.",
     ),
     "InvalidQOS": (
         "SLURM does not know its quality of service",
-        "Cancel it and submit it again with a valid `qos=`.",
+        _AGAIN + " qos=...`; `sacctmgr show qos` lists the qualities of service.",
     ),
     "AccountNotAllowed": _NO_ACCOUNT,
     "Job's account not": _NO_ACCOUNT,
@@ -120,35 +133,38 @@ _REASONS: dict[str, tuple[str, str]] = {
     # The job's reservation.
     "ReservationInvalid": (
         "its reservation is not valid",
-        "Compare it with `scontrol show res`; cancel it and submit it again with another `reservation`, or "
-        "without one.",
+        "`scontrol show res` lists the reservations. " + _AGAIN + "` with another `cluster.reservation=`, or "
+        "with `cluster.reservation=null` to use none.",
     ),
     "ReservationDeleted": (
         "its reservation is gone",
-        "Cancel it and submit it again with another `reservation`, or without one.",
+        _AGAIN + "` with another `cluster.reservation=`, or with `cluster.reservation=null` to use none.",
     ),
-    "JobArrayTaskLimit": ("its array runs as many elements at once as it is allowed to", _PATIENCE),
+    "JobArrayTaskLimit": ("as many elements of its array run as may run at the same time", _PATIENCE),
     # Other resources, and the state of SLURM itself.
     "Licenses": ("it waits for a licence", _PATIENCE),
     "Reservation": ("its reservation has not begun", _PATIENCE),
-    "SchedDefer": ("SLURM considers it in the next cycle of its scheduler", _PATIENCE),
+    "SchedDefer": ("SLURM's scheduler has not considered it yet, but will in its next cycle", _PATIENCE),
     "BurstBuffer": ("its burst buffer is not ready", _PATIENCE),
     "Power": ("SLURM has no power left for its nodes", _PATIENCE),
     "FedJobLock": ("another cluster of the federation may start it", _PATIENCE),
     "DeadLine": (
         "it can't end before its deadline",
-        "Cancel it and submit it again with a later `deadline`, or with less time.",
+        _AGAIN + "` with a later `cluster.sbatch.deadline=` or a shorter `time_limit=`.",
     ),
     "FrontEndDown": ("the site's front end is down", "It starts when the front end comes back."),
-    "SystemFailure": ("SLURM failed to start it", "Ask the site: `scontrol show job {job}` has the details."),
+    "SystemFailure": (
+        "SLURM failed to start it",
+        "Ask the site, and send the output of `scontrol show job {job}`.",
+    ),
     "JobLaunchFailure": (
         "a node could not start it",
-        "Look at the batch log; `sinfo -R` shows nodes with faults.",
+        "Read the log of the batch script (`slurmddp logs --all {run}`); `sinfo -R` shows nodes with faults.",
     ),
     "Prolog": ("its nodes are being prepared", _PATIENCE),
-    "Cleaning": ("its last attempt is still being cleaned up", _PATIENCE),
+    "Cleaning": ("SLURM still cleans up the nodes of its last attempt", _PATIENCE),
 }
-"""For the beginning of each reason: why the job waits, and what to do. The longest beginning counts."""
+"""Why the job waits and what to do, by the first letters of SLURM's reason. The longest match counts."""
 
 
 def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool = False) -> tuple[str, str]:
@@ -159,7 +175,7 @@ def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool 
         run: the name of the run.
         job_id: the id of the job.
         start: the expected start, as SLURM prints it; empty if not known.
-        again: whether the job has run before and was requeued.
+        again: whether the job has run before and was requeued. SLURM then delays its next start.
 
     Returns:
         A clause with the cause, and sentences with what to do.
@@ -168,19 +184,21 @@ def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool 
     if not reason:
         return "SLURM has not considered it yet", _PATIENCE
 
-    # SLURM gives a requeued job a begin time, on most sites two minutes later.
+    # SLURM itself gives a requeued job a begin time, which at most sites is two minutes after the requeue.
     if reason == "BeginTime" and again:
         when = f"at {start}" if start else "after a delay"
         return f"SLURM requeued it and starts it again {when}", _PATIENCE
 
-    # A limit of one job does not change when other jobs end.
+    # The job exceeds a limit for a single job, so it does not start when other jobs end.
     if re.match(r"(?:QOS|Assoc)\w*Per(?:Job|Node)", reason):
         return (
             "it asks for more than its account or quality of service gives one job",
-            f"Unchanged, it never starts: `slurmddp explain {run}` names the limit; cancel it, ask for less.",
+            f"Unchanged, it never starts; `slurmddp explain {run}` names the limit. Run `slurmddp cancel "
+            f"{run}`, then `slurmddp resume {run}` with fewer nodes, or with less of what the limit counts.",
         )
 
-    # GrpTRESMins and GrpWall also count jobs that have ended; GrpTRESRunMins does not, so it is left out.
+    # The limits GrpTRESMins and GrpWall also count jobs that have ended, so no end of a job helps. The
+    # pattern omits GrpTRESRunMins, which counts only running jobs.
     if re.match(r"(?:QOS|Assoc)Grp(?:\w*(?<!Run)Minutes|WallLimit)", reason):
         return _USED_UP
 

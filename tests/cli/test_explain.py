@@ -33,7 +33,7 @@ def test_a_waiting_run_shows_reason_place_start_and_limits(waiting, capsys):
     assert main(["explain", "first"]) == 0
     out = capsys.readouterr().out
     for line in (
-        "state      queued: job 1 waits: other jobs stand before it in the queue",
+        "state      queued: job 1 waits: other jobs are before it in the queue",
         "next       Nothing to do",
         "reason     Priority",
         "queue      1 job of its partition is ahead of it",
