@@ -24,7 +24,7 @@ import torch.distributed as dist
 from record import free_port, in_turn, keep, parser
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.training.stopping.controller import StopController
+from slurmddp.training.stopping.stop_controller import StopController
 
 VARIANTS = ("never asks", "should_stop", "all-reduce")
 

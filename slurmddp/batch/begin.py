@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from slurmddp.batch.attempt import Attempt, BatchSettings, read_settings
-from slurmddp.batch.exclusions import Exclusions, note_vanished
+from slurmddp.batch.node_exclusion import Exclusions, note_vanished
 from slurmddp.batch.slurm_job import SlurmJob, ask_at_once
 from slurmddp.environments.names import (
     ATTEMPT_VARIABLE,

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 
 from slurmddp.batch import requeue_policy
 from slurmddp.batch.attempt import Attempt
-from slurmddp.batch.exclusions import Exclusions
 from slurmddp.batch.launch_failure import launch_failure, record
+from slurmddp.batch.node_exclusion import Exclusions
 from slurmddp.batch.requeue import leave_queue, requeue, resubmit
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
 from slurmddp.errors import (

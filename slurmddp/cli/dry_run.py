@@ -22,7 +22,7 @@ def show(job: Job) -> int:
         return EXIT_FINISHED
 
     from slurmddp.launchers.submit.submitter import build
-    from slurmddp.slurm.options import note_on_cpus
+    from slurmddp.slurm.sbatch_options import note_on_cpus
     from slurmddp.slurm.script import outline
 
     sys.stdout.write(build(job.submitter).script(job))

@@ -261,7 +261,7 @@ def _next_start(job: Job, folder: RunFolder) -> str:
 
 def _results(folder: RunFolder, status: RunStatus) -> Sequence[str]:
     """Return the lines about a finished run: steps, losses, a sample, and the paths of its results."""
-    from slurmddp.runs.status.curves import curve_commands
+    from slurmddp.runs.status.curve_viewers import curve_commands
     from slurmddp.runs.status.metrics import read
 
     line = "Finished."

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from slurmddp.errors import ConfigError
-from slurmddp.host.cpus import most_ranks
+from slurmddp.host.cpu_shares import most_ranks
 from slurmddp.runs.text_format import counted
 from slurmddp.settings.schema import Cluster
 from slurmddp.settings.spec import GlobalBatch, Resources

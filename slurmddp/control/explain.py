@@ -77,7 +77,7 @@ def _wait(folder: RunFolder, run: RunStatus, slurm: SlurmClient) -> Wait | None:
 
 def _limits(folder: RunFolder, slurm: SlurmClient) -> tuple[Finding, ...]:
     """Return the limits of the site that a run's job exceeds; empty if its configuration is unreadable."""
-    from slurmddp.config.resume import job_of_run
+    from slurmddp.config.resume_changes import job_of_run
     from slurmddp.slurm.limits.queries import describe
     from slurmddp.slurm.limits.site import check
 

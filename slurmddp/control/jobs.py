@@ -44,9 +44,9 @@ def jobs_of(
     Example:
         (job,) = jobs_of([["+cluster=a100x8", "nodes=3"]])
     """
+    from slurmddp.config.checks.misspelled_options import misspelled_options
     from slurmddp.config.checks.nccl_variables import misspelled
     from slurmddp.config.checks.sbatch_environment import unused
-    from slurmddp.config.checks.sbatch_options import misspelled_options
     from slurmddp.config.composition.compose import CompositionCache, are_independent, compose, unread
     from slurmddp.config.composition.sources import DEFAULT
     from slurmddp.config.job import build_job

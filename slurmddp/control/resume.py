@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from slurmddp.config.checks.nccl_variables import misspelled
 from slurmddp.config.checks.sbatch_environment import unused
 from slurmddp.config.resources import SIZE
-from slurmddp.config.resume import job_of_run
+from slurmddp.config.resume_changes import job_of_run
 from slurmddp.control.admission import refuse_misfits
 from slurmddp.control.events import Info, Note, Report, ignore
 from slurmddp.control.hold import hold, keep

@@ -18,7 +18,7 @@ from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.start_phases import Phases, newest_phases
 from slurmddp.runs.status import merged_logs, run_status
 from slurmddp.runs.status.best_step import BestStep, best_step
-from slurmddp.runs.status.curves import curve_commands
+from slurmddp.runs.status.curve_viewers import curve_commands
 from slurmddp.runs.status.notices import Notice, notices
 from slurmddp.runs.status.peak_memory import PeakMemory, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus

@@ -22,7 +22,7 @@ from slurmddp.runs.ssh_runs import report_started
 from slurmddp.runs.text_format import counted
 from slurmddp.settings.spec import FUNCTION_CALL, own_script
 from slurmddp.slurm import client
-from slurmddp.slurm.options import note_on_cpus
+from slurmddp.slurm.sbatch_options import note_on_cpus
 from slurmddp.slurm.script import render
 
 if TYPE_CHECKING:

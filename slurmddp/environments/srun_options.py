@@ -1,6 +1,6 @@
 """List the srun options of every step that slurmddp starts.
 
-`slurm/options.py` adds the options of one job, such as `--cpu-bind` under `srun:` in its cluster file.
+`slurm/sbatch_options.py` adds the options of one job, such as `--cpu-bind` under `srun:` in its cluster file.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from slurmddp.environments.srun_options import STEP_OPTIONS
 from slurmddp.errors import ConfigError, RankFailure
 from slurmddp.host import process
 from slurmddp.host.address import LOOPBACK, Address, find_rank_zero
-from slurmddp.host.cpus import refuse_crowd
+from slurmddp.host.cpu_shares import refuse_crowd
 from slurmddp.host.network_interface import address_towards
 from slurmddp.host.ports import listen
 from slurmddp.remote import channel, collective

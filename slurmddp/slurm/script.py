@@ -21,7 +21,7 @@ from slurmddp.environments.srun_options import STEP_OPTIONS
 from slurmddp.errors import ConfigError
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.job_script import job_name
-from slurmddp.slurm.options import Option, sbatch_options, srun_options
+from slurmddp.slurm.sbatch_options import Option, sbatch_options, srun_options
 from slurmddp.templates import template
 
 _OF_A_TASK = (

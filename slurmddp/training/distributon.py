@@ -64,7 +64,7 @@ from slurmddp.training.precision import LossScaler, autocast, dtype_of
 from slurmddp.training.process_group.rendezvous import environment_with
 from slurmddp.training.rank_session import RankSession, connect_to_agent
 from slurmddp.training.run_log import RunLog, loggers_of, numbers
-from slurmddp.training.stopping.controller import StopController
+from slurmddp.training.stopping.stop_controller import StopController
 
 Result = TypeVar("Result")
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)

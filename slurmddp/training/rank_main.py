@@ -43,9 +43,9 @@ from slurmddp.training.preflight import preflight
 from slurmddp.training.process_group.device_agreement import DevicesError
 from slurmddp.training.process_group.setup import RankContext
 from slurmddp.training.rank_session import log_to_stderr
-from slurmddp.training.stopping.controller import StopController
 from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
+from slurmddp.training.stopping.stop_controller import StopController
 
 _SCRIPT_KEYS = ("script", "args", "free_args", "resume_args", "resumable", "checkpoints")
 NOT_OPTIONS = ("_target_", *_SCRIPT_KEYS)

@@ -36,8 +36,8 @@ from slurmddp.training.loggers.dispatch import Loggers
 from slurmddp.training.process_group import setup
 from slurmddp.training.run_log import Milestones
 from slurmddp.training.startup_timer import StartupTimer
-from slurmddp.training.stopping.controller import StopController
 from slurmddp.training.stopping.exit_guard import ExitGuard
+from slurmddp.training.stopping.stop_controller import StopController
 
 _DRAIN_S = 0.1
 """Seconds to wait after the end of a gloo group. Its threads release the last gradients a moment later and

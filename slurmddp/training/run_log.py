@@ -23,7 +23,7 @@ from slurmddp.training.loggers.dispatch import Loggers, build
 from slurmddp.training.loggers.logger import LoggedRun, Logger
 from slurmddp.training.startup_timer import StartupTimer
 from slurmddp.training.stopping.agreement import StopReason
-from slurmddp.training.stopping.controller import StopController
+from slurmddp.training.stopping.stop_controller import StopController
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ OTHER_FOLDERS = {
     ("training/distributon.py", "checkpoints"),
     ("training/run_log.py", "loggers"),
     # A line of the batch script; its room may not import the layout.
-    ("slurm/options.py", "logs"),
+    ("slurm/sbatch_options.py", "logs"),
 }
 
 

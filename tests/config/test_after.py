@@ -10,7 +10,7 @@ from slurmddp.config.after import jobs_of
 from slurmddp.errors import ConfigError, RunNotFoundError
 from slurmddp.runs import sweeps
 from slurmddp.slurm import client
-from slurmddp.slurm.options import sbatch_options
+from slurmddp.slurm.sbatch_options import sbatch_options
 from support.runs.cli_runs import end, local_process, start, submit
 from support.runs.projects import job_of
 from support.slurm.slurm_in_memory import FakeSlurm

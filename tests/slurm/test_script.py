@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slurmddp.errors import ConfigError
 from slurmddp.settings.schema import Cluster
 from slurmddp.settings.spec import Job
-from slurmddp.slurm.options import sbatch_options
+from slurmddp.slurm.sbatch_options import sbatch_options
 from slurmddp.slurm.script import render
 from slurmddp.slurm.units import parse_minutes
 from support import ROOT

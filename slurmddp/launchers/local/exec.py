@@ -23,7 +23,7 @@ from slurmddp.environments.srun_options import STEP_OPTIONS
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, ConfigError, SlurmError
 from slurmddp.host import process
 from slurmddp.host.address import Address, find_rank_zero
-from slurmddp.host.cpus import refuse_crowd
+from slurmddp.host.cpu_shares import refuse_crowd
 from slurmddp.host.ports import candidate_ports, free_address, listen
 from slurmddp.launchers.local.allocation import current
 from slurmddp.launchers.local.launch import FAULTHANDLER_VARIABLE

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from slurmddp import plugins
 from slurmddp.host import process
-from slurmddp.host.cpus import refuse_crowd
+from slurmddp.host.cpu_shares import refuse_crowd
 
 
 class Launcher(Protocol):

@@ -30,10 +30,10 @@ from slurmddp.errors import (
     SlurmddpError,
 )
 from slurmddp.host import process
-from slurmddp.host.cpus import most_ranks
+from slurmddp.host.cpu_shares import most_ranks
 from slurmddp.host.signals import SignalInbox
 from slurmddp.launchers.local.allocation import Allocation
-from slurmddp.launchers.local.nodes import LocalNodes
+from slurmddp.launchers.local.local_nodes import LocalNodes
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import as_error, describe
 from slurmddp.runs.folder.layout import RunFolder

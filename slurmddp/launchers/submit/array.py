@@ -27,7 +27,7 @@ from slurmddp.settings.spec import END_OF_RUN_NAME, Job
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.job_script import ELEMENT, ELEMENTS, elements
 from slurmddp.slurm.limits.queries import max_array_size
-from slurmddp.slurm.options import sbatch_options
+from slurmddp.slurm.sbatch_options import sbatch_options
 from slurmddp.slurm.script import render, render_array
 
 _OF_ONE_RUN = ("job-name", "output")

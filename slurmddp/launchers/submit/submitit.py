@@ -22,7 +22,7 @@ from slurmddp.launchers.submit.sbatch import submit
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.client import SlurmClient
-from slurmddp.slurm.options import Option, sbatch_options
+from slurmddp.slurm.sbatch_options import Option, sbatch_options
 from slurmddp.slurm.units import render_minutes
 
 if TYPE_CHECKING:

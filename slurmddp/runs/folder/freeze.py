@@ -18,7 +18,7 @@ MODULES = (
     "slurmddp.batch.begin",
     "slurmddp.batch.end",
     "slurmddp.batch.event_command",
-    "slurmddp.batch.exclusions",
+    "slurmddp.batch.node_exclusion",
     "slurmddp.batch.first_node",
     "slurmddp.batch.launch_failure",
     "slurmddp.batch.requeue_policy",

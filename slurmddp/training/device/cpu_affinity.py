@@ -11,7 +11,7 @@ import torch
 
 from slurmddp.environments.names import THREADS_BY_AGENT_VARIABLE
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.host.cpus import may_bind, numa_node_of, read_cpus, share_of, shortage, threads_on
+from slurmddp.host.cpu_shares import may_bind, numa_node_of, read_cpus, share_of, shortage, threads_on
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.device.choice import choose_threads, ranks_on_machine
 

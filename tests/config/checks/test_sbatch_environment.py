@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.cli.main import main
-from slurmddp.config.resume import job_of_run
+from slurmddp.config.resume_changes import job_of_run
 from slurmddp.errors import EXIT_CONFIG
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.projects import make_project

@@ -12,7 +12,7 @@ from slurmddp.cli.main import main
 from slurmddp.config.composition import compose as module
 from slurmddp.config.composition.compose import compose, login_node, unread
 from slurmddp.config.composition.overrides import options
-from slurmddp.config.resume import job_of_run
+from slurmddp.config.resume_changes import job_of_run
 from slurmddp.control.jobs import settings_of_program
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import config_secrets, create

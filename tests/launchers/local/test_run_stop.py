@@ -179,7 +179,7 @@ def test_ranks_that_save_after_their_launcher_was_killed_are_waited_for(tmp_path
 
 def test_ranks_that_do_not_end_after_their_launcher_was_killed_are_ended(tmp_path: Path) -> None:
     deaf = SAVING.replace("while not stop:", "while True:")
-    short = "from slurmddp.launchers.local import nodes\nnodes.LEFT_BEHIND_S = 0.1"
+    short = "from slurmddp.launchers.local import local_nodes\nlocal_nodes.LEFT_BEHIND_S = 0.1"
     with terminal(tmp_path, deaf, first=short) as (person, _folder):
         left = children_of(person.pid)
         person.kill()

@@ -20,7 +20,7 @@ from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.limits.partitions import parse_partitions
-from slurmddp.slurm.options import sbatch_options
+from slurmddp.slurm.sbatch_options import sbatch_options
 from slurmddp.slurm.script import outline, render
 from support.slurm.slurm_in_memory import FakeSlurm
 from support.slurm.slurm_jobs import PARTITIONS, make_job, options_in

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slurmddp.batch.attempt import Attempt, read_settings
-from slurmddp.batch.exclusions import lost_nodes
+from slurmddp.batch.node_exclusion import lost_nodes
 from slurmddp.batch.progress import latest_name
 from slurmddp.checkpoint.files import visibility
 from slurmddp.checkpoint.files.manifest import newest_step

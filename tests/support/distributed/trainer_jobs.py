@@ -15,7 +15,7 @@ from slurmddp.errors import SlurmddpError, StoppedAtCheckpoint
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.stopping.agreement import StopReason
-from slurmddp.training.stopping.controller import StopController
+from slurmddp.training.stopping.stop_controller import StopController
 from slurmddp.training.trainer import loop, time_budget
 from slurmddp.training.trainer.components import build_components
 from slurmddp.training.trainer.evaluate import evaluate

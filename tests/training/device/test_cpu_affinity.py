@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.host.cpus import read_cpus, share_of
+from slurmddp.host.cpu_shares import read_cpus, share_of
 from slurmddp.training.device import cpu_affinity
 
 pytestmark = pytest.mark.distributed

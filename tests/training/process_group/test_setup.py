@@ -12,7 +12,7 @@ import torch.distributed as dist
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError
-from slurmddp.host.cpus import read_cpus
+from slurmddp.host.cpu_shares import read_cpus
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.process_group import setup
 from support import TESTS

@@ -11,11 +11,11 @@ import pytest
 
 from slurmddp.environments.time_limits import TimeLimits
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.training.stopping import controller
-from slurmddp.training.stopping.controller import StopController
+from slurmddp.training.stopping import stop_controller
 from slurmddp.training.stopping.deadline import Measured, last_safe_moment
 from slurmddp.training.stopping.exit_guard import ExitGuard
 from slurmddp.training.stopping.signals import StopSignals
+from slurmddp.training.stopping.stop_controller import StopController
 from support.distributed import stop_jobs, trainer_runs
 from support.distributed.ranks import run_ranks
 from support.distributed.trainer_runs import trainer_config
@@ -130,7 +130,7 @@ def test_the_end_of_the_job_waits_for_the_first_step(started: int, requested: li
 def test_a_step_counts_from_one_answer_to_the_next_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop that allows for no long step comes too late for its save."""
     stops, now = StopController(ExitGuard(StopSignals(), TimeLimits(end_time=1000))), 0.0
-    monkeypatch.setattr(controller, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(stop_controller, "time", SimpleNamespace(monotonic=lambda: now))
     asked: list[str] = []
     stops._agreement = SimpleNamespace(should_stop=lambda: False, request=asked.append)  # type: ignore[assignment]
     for seconds, pauses, step_s in ((0.0, False, 0.0), (700.0, True, 0.0), (60.0, False, 60.0)):

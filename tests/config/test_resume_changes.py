@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slurmddp.config.resume import free_keys, job_of_run
+from slurmddp.config.resume_changes import free_keys, job_of_run
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder.layout import RunFolder
 from support.runs.projects import job_of

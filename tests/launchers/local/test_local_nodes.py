@@ -15,7 +15,7 @@ import pytest
 
 from slurmddp.errors import RankFailure
 from slurmddp.host import process as linux
-from slurmddp.launchers.local import nodes
+from slurmddp.launchers.local import local_nodes
 from support.runs.agent_runs import SAVING, children_of, events, runs, wait_for_lines, wait_until
 from support.runs.local_runs import local_run
 
@@ -101,7 +101,7 @@ def test_an_agent_has_as_long_as_under_slurm_to_write_a_checkpoint(
     try:
         with monkeypatch.context() as patched:
             now = [time.monotonic()]
-            patched.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: now[0]))
+            patched.setattr(local_nodes, "time", SimpleNamespace(monotonic=lambda: now[0]))
             wait_until(lambda: poll() is None and folder.failure_file(0).exists(), "node 1 has failed")
             now[0] += passed_s
             assert poll() is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.environments.rank_info import RankInfo
-from slurmddp.host.cpus import (
+from slurmddp.host.cpu_shares import (
     Cpus,
     may_bind,
     numa_node_of,
