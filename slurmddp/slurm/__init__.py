@@ -1,1 +1,1 @@
-"""SLURM's commands, options, states and limits, and the batch script of a job."""
+"""Run SLURM's commands, parse their output, compare jobs with a site's limits, and render batch scripts."""

@@ -1,9 +1,9 @@
 """Submit, query and cancel jobs on the login side.
 
-The client reads text formats only, since the JSON of SLURM's commands changes with every release, and it
-names each format. The commands run in an environment without SQUEUE_FORMAT and the like, and without the
-variables of a job that this process may be part of. A query that fails raises an error; it never returns a
-state.
+The client reads the text output of SLURM's commands, because their JSON output changes with every release.
+Each command names the columns that it prints. SLURM's commands run without variables that change their
+output, such as SQUEUE_FORMAT, and without the variables of a job that this process may be part of. A query
+that fails raises an error instead of returning a state.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ from slurmddp.slurm.states import (
 )
 
 RETRY_DELAYS_S = (2.0, 5.0, 10.0, 20.0)
-"""Seconds to wait before each new try while SLURM does not answer."""
+"""Seconds to wait before each retry of a command that SLURM did not answer."""
 QUERY_TIMEOUT_S = 10.0
-"""Seconds after which a query counts as unanswered: a person waits for it."""
+"""Seconds after which a query counts as unanswered; short, because a person waits for the answer."""
 IDS_PER_QUERY = 200
 """The largest number of job ids in one squeue or scancel command."""
 _NOT_IN_TURN = ("BeginTime", "Dependency", "JobHeld")
-"""Beginnings of the reasons of waiting jobs that SLURM does not consider yet."""
+"""Beginnings of SLURM's reasons for jobs that wait for a time, for another job or for a release.
+"""
 _FINAL = re.compile(": fatal: |Problem talking to the database")
-"""A line with which a command ends: slurmctld or slurmdbd is away."""
+"""The error line of a command that gave up because it could not reach slurmctld or slurmdbd."""
 _OVER = re.compile("invalid job id|already completing or completed", re.IGNORECASE)
-"""An error of scancel about a job that is over."""
+"""The errors of scancel for a job that has already ended."""
 
 
 def on_path() -> bool:
@@ -88,8 +89,8 @@ class SlurmClient:
         """Set the time-outs of the client, and where it reports its waits.
 
         Args:
-            timeout_s: seconds for a submission; a query has 10 at most.
-            sleep: waits between two tries.
+            timeout_s: seconds to wait for sbatch; other commands get at most `QUERY_TIMEOUT_S` seconds.
+            sleep: waits for a number of seconds between two tries of a command.
             report: called with one line about each wait that a person would notice.
         """
         self._timeout_s = timeout_s
@@ -99,12 +100,12 @@ class SlurmClient:
     def submit(
         self, script: Path, *, token: str, options: Sequence[str] = (), known: Collection[str | None] = ()
     ) -> str:
-        """Submit `script` once, even if the controller answers late or not at all; return the job's id.
+        """Submit `script` exactly once, even if slurmctld answers late or not at all; return the job's id.
 
         Args:
             script: the batch script.
-            token: a unique argument of the script, by which the job is found in the queue. The comment of a
-                job can't hold it, because the comment is the person's.
+            token: a unique argument of the script, by which the job is found in the queue. The job's comment
+                is not used for this, because users set it themselves.
             options: further options of sbatch.
             known: ids of earlier jobs of this script. If sbatch gives no answer, and SLURM does not show
                 arguments of scripts, a live job of the script that is not in `known` is taken for the new
@@ -120,7 +121,10 @@ class SlurmClient:
             except _NotAnswered as error:
                 unanswered = error
 
-            self.report(f"{unanswered.message} Looking for the job in {delay:g} s, then trying again.")
+            self.report(
+                f"{unanswered.message} In {delay:g} s slurmddp looks for the job, and submits it again if "
+                "SLURM lacks it."
+            )
             self._sleep(delay)
             # slurmctld may have queued the job although sbatch got no answer.
             job_id = self._find_patiently(script, token, known, unanswered)
@@ -130,10 +134,10 @@ class SlurmClient:
         raise unanswered
 
     def would_take(self, script: Path, options: Sequence[str] = ()) -> bool:
-        """Return whether SLURM has the nodes for `script`: busy nodes count, nodes that are down don't.
+        """Return whether `script` could start once all busy nodes are free; nodes that are down don't count.
 
-        `sbatch --test-only` shows it and queues nothing. The result is False if SLURM refuses the job or does
-        not answer. A refusal only because of `options` is reported.
+        The answer comes from `sbatch --test-only`, which queues nothing. It is False if SLURM refuses the job
+        or does not answer. If SLURM refuses the job only because of `options`, this is reported.
         """
         refusal = self._refusal(script, options)
         if refusal is None:
@@ -154,7 +158,7 @@ class SlurmClient:
         return None
 
     def test(self, text: str) -> str:
-        """Ask SLURM whether it would queue the script `text`, without queueing it.
+        """Ask SLURM, by `sbatch --test-only`, whether it would queue a batch script with the content `text`.
 
         Returns:
             A clause with the expected start (`parse_test_start`); empty if SLURM gives none.
@@ -176,7 +180,7 @@ class SlurmClient:
         if job_id is None:
             error = SlurmError(
                 f"sbatch printed no job id, but: {stdout.strip()!r}.",
-                hint="Look for the job with squeue before submitting again.",
+                hint="Look for the job with `squeue --me` before you submit it again.",
             )
             error.may_be_queued = True
             raise error
@@ -189,7 +193,7 @@ class SlurmClient:
         """Return the id of a job that was queued although sbatch got no answer; None if there is none.
 
         Raises:
-            SlurmError: SLURM does not show its queue either; the message begins with that of `cause`.
+            SlurmError: SLURM does not show its queue either; the message begins with the message of `cause`.
         """
         for delay in RETRY_DELAYS_S:
             try:
@@ -199,7 +203,7 @@ class SlurmClient:
 
         raise _NotAnswered(
             f"{cause.message} Then SLURM did not answer whether the job is in its queue.",
-            hint="When it answers again, look at `squeue --me` before submitting again.",
+            hint="When SLURM answers again, look for the job with `squeue --me` before you submit it again.",
         )
 
     def _find(self, script: Path, token: str, known: Collection[str | None]) -> str | None:
@@ -209,7 +213,7 @@ class SlurmClient:
         return find_submitted(queue, script, token, live.difference(known), self._submission_of)
 
     def _jobs_of_account(self) -> list[QueuedJob]:
-        # The query gets the time-out of a submission, because a submission waits for the answer.
+        # The query gets the long time-out of sbatch, because a submission can't continue without the answer.
         return parse_queue(self.query(queue_command("--user", str(os.getuid())), self._timeout_s))
 
     def _submission_of(self, job_id: str) -> str:
@@ -251,7 +255,8 @@ class SlurmClient:
         try:
             text = self.query(queue_command("--jobs", ",".join(job_ids)))
         except SlurmError as error:
-            # squeue refuses a single id that it has forgotten; of several it omits such ids.
+            # squeue fails if it is asked for a single job that it has forgotten. If it is asked for several
+            # jobs, it omits such jobs.
             if "invalid job id" in error.message.lower():
                 return {}
             raise
@@ -262,11 +267,11 @@ class SlurmClient:
         if shutil.which("sacct") is None:
             return {}
 
-        # sacct gets the ids of whole arrays: for the id of one element it omits the record of the elements
+        # sacct is asked for whole arrays: asked for one element, it omits the common record of all elements
         # that never started.
         arrays = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
         command = ["sacct", "-X", "-P", "-n", "-j", ",".join(arrays)]
-        # Of all commands, only sacct does not read SLURM_CLUSTERS.
+        # sacct is the only one of SLURM's commands that does not read SLURM_CLUSTERS.
         if cluster := os.environ.get("SLURM_CLUSTERS"):
             command.append(f"--clusters={cluster}")
 
@@ -276,7 +281,7 @@ class SlurmClient:
         except SlurmError as error:
             if "accounting storage is disabled" in error.message.lower():
                 return {}
-            # SLURM before 21.08 has no SubmitLine.
+            # sacct has no field SubmitLine before SLURM 21.08.
             if "invalid field" not in error.message.lower():
                 raise
             lines = self.query([*command, "-o", columns])
@@ -285,7 +290,7 @@ class SlurmClient:
         return {job.job_id: job for job in jobs if job.job_id in job_ids}
 
     def jobs_of_each(self, folders: Sequence[Path]) -> dict[Path, dict[str, JobState]]:
-        """Return this account's jobs that train in each run folder, by id.
+        """Return the user's jobs in SLURM that train in each run folder, by job id.
 
         A job is recognized by the path of its batch script. SLURM is queried once for all folders.
         """
@@ -302,10 +307,10 @@ class SlurmClient:
     def jobs_ahead(self, job_id: str) -> int | None:
         """Return the number of waiting jobs in the job's partition that SLURM considers before it.
 
-        These are the jobs of a higher priority. Among equals, as the elements of an array are, they are the
-        jobs with lower ids. Jobs that are held, or wait for a time or another job, are not counted. The
-        result is None if the job itself is held or waits like this, or if squeue does not show it. A site may
-        hide the jobs of others, which are not counted then.
+        These are the jobs with a higher priority, and the jobs with equal priority and a lower id, such as
+        earlier elements of the same array. Jobs that are held, or wait for a time or for another job, are not
+        counted. The result is None if the job itself waits for one of these reasons, or if squeue does not
+        show it. Jobs that the site hides from this user are not counted.
         """
         command = ["squeue", "--noheader", "--all", "--array", "--states=PENDING", "-o", "%i|%P|%Q|%r"]
         lines = self.query(command).splitlines()
@@ -321,7 +326,8 @@ class SlurmClient:
     def facts(self, job_id: str) -> dict[str, str] | None:
         """Return the `Key=value` pairs of `scontrol show job`; None if SLURM does not know the job.
 
-        The result is empty for a heterogeneous job, of which scontrol prints each component.
+        The result is empty for a heterogeneous job, because scontrol prints one record for each of its
+        components.
 
         Raises:
             SlurmError: SLURM does not answer.
@@ -338,7 +344,7 @@ class SlurmClient:
         return parse_facts(text)
 
     def cancel(self, *job_ids: str) -> None:
-        """End jobs for good; ignore jobs that are over."""
+        """Cancel jobs; ignore jobs that have already ended."""
         for start in range(0, len(job_ids), IDS_PER_QUERY):
             try:
                 self.query(["scancel", *job_ids[start : start + IDS_PER_QUERY]])
@@ -375,7 +381,8 @@ class SlurmClient:
             command,
             scrub(os.environ),
             timeout_s,
-            # The job inherits the limits of sbatch, so sbatch does not get a limit that this process raised.
+            # SLURM passes the resource limits of sbatch (`ulimit`) on to the job. So sbatch gets the limit of
+            # open files that this process had at its start, before slurmddp raised it.
             open_files=OpenFiles.first if is_submission else None,
             announce=self.report,
         )
@@ -391,9 +398,9 @@ class SlurmClient:
     def _error(self, program: str, result: CommandResult) -> SlurmError:
         """Return the error of a command that failed, with its output and what to do."""
         text = result.err.strip() or result.out.strip() or f"exit code {result.code}"
-        # If there is a final line, only this line is shown: the lines before it report earlier tries.
+        # A command that gave up has printed a line for each try. Only its last line, `_FINAL`, is shown.
         text = "\n".join(filter(_FINAL.search, text.splitlines())) or text
-        # A full stop is added, so that another sentence may follow.
+        # SLURM's messages have no full stop, but other sentences of the message may follow.
         if not text.endswith((".", "!", "?")):
             text += "."
 
@@ -402,7 +409,8 @@ class SlurmClient:
         return error_class(text if result.timed_out else f"{program} failed: {text}", hint=hint)
 
     def _near_options(self, program: str, text: str) -> str:
-        """Return a hint with options of `program` that resemble the one it did not recognize; else empty."""
+        """Return a hint with options of `program` that resemble the option that it did not recognize; else
+        empty."""
         unknown = re.search(r"unrecognized option '--([\w-]+)", text)
         if unknown is None:
             return ""
@@ -417,18 +425,18 @@ class SlurmClient:
 
 
 class _NotAnswered(SlurmError):
-    """The error of a command that SLURM did not answer; SLURM may have carried out the request."""
+    """The error of a command that SLURM did not answer, although it may have carried out the command."""
 
     may_be_queued = True
 
 
 def _folders_of(job_id: str, script: str, by_name: Mapping[str, Sequence[Path]]) -> list[Path]:
-    """Return those of the run folders that hold the batch script of a job.
+    """Return the run folders that contain the batch script of a job.
 
     Args:
         job_id: the id of the job.
-        script: the script of the job with its arguments.
-        by_name: the run folders by their names; folders in different places may have the same name.
+        script: the path of the job's batch script, followed by its arguments.
+        by_name: all run folders, by their last path component, which several folders may share.
     """
     path = script_of(job_id, script)
     names = dict.fromkeys(path.split("/")[:-1])
@@ -436,7 +444,7 @@ def _folders_of(job_id: str, script: str, by_name: Mapping[str, Sequence[Path]])
 
 
 def _lies_in(script: str, folder: Path) -> bool:
-    """Return whether a script, with its arguments, lies in `folder`; both paths may hold links."""
+    """Return whether a script is in `folder`. Both paths may contain symbolic links."""
     parent, separator, _ = script.partition(f"/{folder.name}/")
     return bool(separator) and os.path.realpath(parent) == os.path.realpath(folder.parent)
 
@@ -467,7 +475,7 @@ def _from_squeue(job: QueuedJob) -> JobState:
 
 
 def _from_sacct(line: str) -> list[JobState]:
-    """Return the job in a line of sacct; for `7_[2-5,9%2]` each of these elements, which never started."""
+    """Return the job in a line of sacct, or all elements of an array if the line is for `7_[2-5,9%2]`."""
     job_id, state, code, nodes, command = [*line.split("|", 4), "", "", "", ""][:5]
     job_id = job_id.strip()
     nodes = nodes.strip()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 _ANNOUNCED_AFTER_S = 3.0
-"""Seconds after which a wait is announced."""
+"""Seconds of waiting for a command after which the wait is announced."""
 
 
 class CommandResult(NamedTuple):
@@ -23,7 +23,7 @@ class CommandResult(NamedTuple):
     @property
     def is_retryable(self) -> bool:
         """Whether slurmctld could not be reached, so that the command may succeed later."""
-        # Imported here, because `begin` of the batch step does not need this module.
+        # Imported here, because `batch/begin.py`, which must start fast, does not need this module.
         from slurmddp.slurm.rejections import is_transient
 
         return self.timed_out or self.code < 0 or is_transient(f"{self.out}\n{self.err}".strip())
@@ -42,16 +42,15 @@ def run_command(
     Args:
         command: the program and its arguments.
         environ: the variables of the command.
-        timeout_s: seconds after which the command counts as hanging.
+        timeout_s: seconds after which the command counts as hanging and is killed.
         open_files: the soft limit of open files for the command; None keeps this process's limit.
-        announce: called with a sentence about a wait that a person would notice.
+        announce: called with a sentence if the command takes longer than `_ANNOUNCED_AFTER_S` seconds.
 
     Returns:
-        The output, with exit code 127 for a program that can't be started, and 124 for a program that was
-        killed.
+        Exit code and output. The exit code is 127 if the program can't be started, and 124 if it was killed.
     """
     program = command[0]
-    # The shell sets the limit in the child alone; this process keeps its limit.
+    # `ulimit` of a shell sets the limit only for the command; this process keeps its own limit.
     if open_files is not None:
         command = ["sh", "-c", f'ulimit -Sn {open_files} && exec "$@"', "sh", *command]
     try:
@@ -63,7 +62,7 @@ def run_command(
             stderr=subprocess.PIPE,
             universal_newlines=True,
             errors="replace",
-            # A group of its own, so that a command that hangs can be killed with its children.
+            # A process group of its own, so that a hanging command can be killed together with its children.
             start_new_session=True,
         )
     except OSError as error:
@@ -96,7 +95,7 @@ def _output(
 
 
 def _no_answer(program: str, timeout_s: float, err: bytes | None) -> str:
-    """Return a sentence about a time-out, with what the command printed while it tried again by itself."""
+    """Return a sentence about a time-out, with the error output that the command had printed until then."""
     sentence = f"{program} gave no answer within {timeout_s:g} s."
     printed = " ".join((err or b"").decode(errors="replace").split())
     if printed:

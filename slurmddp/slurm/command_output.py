@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SUBMIT_LINE = " SubmitLine="
-"""The text before sbatch's command line in `scontrol show job`, where SLURM shows this line."""
+"""The text before sbatch's command line in the output of `scontrol show job`. Some versions omit both."""
 _FACT = re.compile(r"(?:^|\s)(\w+)(?:=| += )(\S*)")
 _ROW = re.compile(r"([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*?)\|(/.*|[^|]*)")
-"""A row of `queue_command`. A comment may hold bars; the path of a script begins with a slash."""
+"""A row of `queue_command`. The column before the last, the comment, may contain bars."""
 
 
 class QueuedJob(NamedTuple):
@@ -31,24 +31,24 @@ class QueuedJob(NamedTuple):
 
     @property
     def number(self) -> str:
-        """The id of the job; of an element of an array: the id of the array."""
+        """The id of the job, or, for an element of an array, the id of the array."""
         return self.job_id.partition("_")[0]
 
     @property
     def run(self) -> str:
         """The run that the job's token names; empty without a token."""
-        # Earlier versions of slurmddp put the token into the comment.
+        # Earlier versions of slurmddp wrote the token into the job's comment.
         return parse_run(self.script) or parse_run(self.comment)
 
 
 def queue_command(*selection: str) -> list[str]:
-    """Return the squeue command whose output `parse_queue` reads; it also shows jobs that ended just now."""
+    """Return the squeue command whose output `parse_queue` reads; it also lists jobs that ended recently."""
     states = ["--noheader", "--all", "--array", "--states=all"]
     return ["squeue", *states, *selection, "-o", "%i|%T|%N|%r|%S|%k|%o"]
 
 
 def parse_queue(text: str) -> list[QueuedJob]:
-    """Return the jobs in the output of `queue_command`; ignore lines that a site adds."""
+    """Return the jobs in the output of `queue_command`; ignore other lines, such as a site's banner."""
     rows = filter(None, map(_ROW.fullmatch, text.splitlines()))
     return [QueuedJob(*map(str.strip, row.groups())) for row in rows]
 
@@ -66,12 +66,12 @@ def find_submitted(
         queue: the jobs of this account.
         script: the script of the submission.
         token: the argument of the script that only this submission has.
-        new: ids of jobs that are not known from earlier submissions. Where SLURM shows no arguments, such a
-            job of the same script is the job of the submission.
+        new: ids of jobs that are not known from earlier submissions. If SLURM does not show the arguments of
+            scripts, a job in `new` with the same script is taken for the job of the submission.
         facts_of: returns what `scontrol show job` prints of a job; empty if SLURM does not know the job.
     """
     unrecorded = None
-    # All elements of an array have one number, so one query serves them all.
+    # All elements of an array have the same number, so their facts are queried only once.
     facts_of = lru_cache(maxsize=None)(facts_of)
     for job in queue:
         if token in job.script.split():
@@ -83,7 +83,8 @@ def find_submitted(
         facts = facts_of(job.number)
         if token in facts.split():
             return job.number
-        # SLURM 24.11 shows the arguments nowhere, so a new job of the script counts as the one submitted.
+        # SLURM 24.11 shows the arguments nowhere, so a new job with this script is taken for the submitted
+        # job.
         if facts and _SUBMIT_LINE not in facts and job.number in new:
             unrecorded = job.number
 
@@ -91,17 +92,17 @@ def find_submitted(
 
 
 def _is_same_file(path: str, other: str) -> bool:
-    """Return whether two paths, which may hold links, lead to the same file in a folder of the same name."""
-    # Paths whose last folder or file names differ need no look-up in the file system.
+    """Return whether two paths lead to the same file, if their last two components are equal; else False."""
+    # This comparison saves slow file system accesses: batch scripts of different runs have different folders.
     if path.split("/")[-2:] != other.split("/")[-2:]:
         return False
     return os.path.realpath(path) == os.path.realpath(other)
 
 
 def parse_facts(text: str) -> dict[str, str]:
-    """Return the `Key=value` pairs of `scontrol show`, each value up to the first blank.
+    """Return the `Key=value` pairs in the output of `scontrol show`; a value ends at its first blank.
 
-    A repeated key has its first value.
+    If a key is repeated, its first value is returned.
     """
     facts: dict[str, str] = {}
     for key, value in _FACT.findall(text):
@@ -131,7 +132,7 @@ def parse_job_id(stdout: str) -> str | None:
 
 
 def parse_run(text: str) -> str:
-    """Return the run that a token of `sbatch.new_token` in a script's arguments names; empty without one."""
+    """Return RUN of a token `slurmddp:RUN:DIGITS` among a script's arguments; empty without such a token."""
     match = re.search(r"(?:^|\s)slurmddp:([^:\s]+):[0-9a-f]{12}(?:\s|$)", text)
     return match[1] if match else ""
 

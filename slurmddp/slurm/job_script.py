@@ -1,7 +1,7 @@
-"""Find the run of a job by the job's script; used on the login side and in the batch step.
+"""Find the run to which a job belongs by the job's script; used on the login side and in the batch step.
 
-A new sandbox, another cluster, a controller that lost its state, and a controller past its largest job number
-all give ids that an earlier job had. So the id alone does not show that a job belongs to a run.
+SLURM repeats job ids: another cluster, a new sandbox, and a slurmctld that lost its state or passed its
+largest job id give ids that earlier jobs had. So the id alone does not show that a job belongs to a run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from slurmddp.host.regular_file import read_regular
 
 ELEMENTS = "elements"
-"""A file beside the script of an array. Its line INDEX + 1 is the name of the run folder of an element."""
+"""A file beside the script of an array. Line INDEX + 1 is the name of the run folder of element INDEX."""
 ELEMENT = "element"
-"""A folder beside the script of an array. It holds the files that are equal for all its runs."""
+"""A folder beside the script of an array, with the files that are equal for all runs of the array."""
 
 
 def job_name(name: str) -> str:
@@ -28,8 +28,8 @@ def job_name(name: str) -> str:
 def script_of(job_id: str, script: str) -> str:
     """Return the script of a job; for an element of a sweep's array return the script in its run folder.
 
-    The file `elements` in the folder of the array's script holds the names of the run folders, which lie next
-    to this folder.
+    The run folders of an array are beside the folder of the array's script. The file `elements` in this
+    folder lists their names.
     """
     array, _, index = job_id.rpartition("_")
     folder, _, name = script.rpartition("/")
@@ -46,7 +46,7 @@ def elements(folder: str) -> Sequence[str]:
     """Return the names of the run folders of an array, by index; empty if `folder` belongs to no array."""
     file = f"{folder}/{ELEMENTS}"
     try:
-        # For thousands of elements a Path costs more than this call.
+        # `Path.stat` would be slower, which matters for arrays with thousands of elements.
         status = os.stat(file)  # noqa: PTH116
         return _names(file, status.st_ino, status.st_mtime_ns)
     except (OSError, ValueError):
@@ -67,7 +67,8 @@ def _names(file: str, *_version: int) -> Sequence[str]:
 def is_of_unread_array(job_id: str, script: str, run: Path) -> bool:
     """Return whether a job is an element of an array beside a run, and the array's file `elements` is lost.
 
-    Then nothing shows to which run the job belongs: it may belong to each run that names its id.
+    Without the file, nothing shows to which run such a job belongs. So it may belong to any run whose folder
+    records its id.
 
     Args:
         job_id: the id of the job.

@@ -11,11 +11,11 @@ from slurmddp.slurm.client import IDS_PER_QUERY, SlurmClient
 from slurmddp.slurm.states import JobState
 
 QUERY_EVERY_S = 30.0
-"""The shortest pause between two queries, in seconds; sites ask for such a pause."""
+"""The shortest pause between two queries, in seconds. Sites ask their users not to query SLURM more often."""
 LONGEST_PAUSE_S = 300.0
 """The longest pause between two queries while SLURM does not answer, in seconds."""
 _TIMEOUT_S = 5.0
-"""Seconds after which a query counts as unanswered; the view stands still meanwhile."""
+"""Seconds after which a query counts as unanswered. The view is not refreshed during a query."""
 
 
 class PacedClient(SlurmClient):
@@ -25,7 +25,7 @@ class PacedClient(SlurmClient):
     """
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
-        # Reports of slow answers are dropped, because they would be printed into the view.
+        # Reports of slow answers are dropped, because their lines would disturb the view.
         super().__init__(timeout_s=_TIMEOUT_S, report=lambda _text: None)
         self._now = now
         self._due = -math.inf
@@ -33,7 +33,7 @@ class PacedClient(SlurmClient):
         self._states: dict[str, JobState] = {}
         self._asked: frozenset[str] = frozenset()
         self.not_asked: frozenset[str] = frozenset()
-        """The jobs of the last call that the last query did not contain; SLURM may know them."""
+        """The jobs of the last call of `jobs` that the last query did not contain. SLURM may know them."""
         self.error: SlurmError | None = None
         """The error of the last query; None if SLURM answered."""
 

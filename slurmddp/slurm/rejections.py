@@ -1,6 +1,6 @@
 """Explain SLURM's refusals, and recognize the errors after which the same request may succeed; pure.
 
-Messages always show SLURM's own sentences; the hints in this module add what to do.
+Messages always show SLURM's own sentences; the hints in this module say what to do.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _TRANSIENT = re.compile(
     r"(?: \([^)]*\))?\.?$",
     re.IGNORECASE | re.MULTILINE,
 )
-"""Whole sentences of SLURM and the system at the end of a line. A site's sentences may hold parts of them."""
+"""Errors after which a retry may succeed. Each must end its line: a site's own messages may quote them."""
 _UNKNOWN_OPTION = r"(?:unrecogni[sz]ed|unknown|invalid|no such) (?:options?|arguments?)"
 _VERDICT = re.compile(r"^.*(?:submission failed|allocation failure): .*$", re.IGNORECASE | re.MULTILINE)
-"""The line with which sbatch ends; the lines before it may come from the site's own programs."""
+"""The last line of a sbatch that failed. The lines before it may come from the site's own programs."""
 
 _HINTS: tuple[tuple[str, str], ...] = (
     # A job_submit plugin may refuse a job with a text of its own and SLURM's "Unspecified error".
@@ -49,25 +49,31 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"invalid account|account.*partition combination|no account",
-        "Name an account that you may use with account=; `sacctmgr show associations user=$USER` lists them.",
+        "Name an account that you may use with account=; `sacctmgr show associations user=$USER` "
+        "lists your accounts.",
     ),
     (
         r"reservation",
         "Name a reservation that you may use now with `reservation` in the cluster file; "
-        "`scontrol show reservation` lists them.",
+        "`scontrol show reservation` lists reservations.",
     ),
     (
         r"feature",
-        "No node has this feature: correct `constraint` in the cluster file; `sinfo -o '%P %f'` lists all.",
+        "No node has this feature: correct `constraint` in the cluster file; `sinfo -o '%P %f'` lists "
+        "features.",
     ),
     (
         r"licen[sc]e",
-        "Correct `licenses` under `sbatch:` in the cluster file; `scontrol show licenses` lists them.",
+        "Correct `licenses` under `sbatch:` in the cluster file; `scontrol show licenses` lists the valid "
+        "names.",
     ),
-    (r"invalid qos|qos.*(?:not permitted|required)", "Choose another qos=; `sacctmgr show qos` lists them."),
+    (
+        r"invalid qos|qos.*(?:not permitted|required)",
+        "Choose another qos=; `sacctmgr show qos` lists the valid names.",
+    ),
     (
         r"invalid partition|partition.*(?:not available|inactive|down)",
-        "Choose another partition=; `sinfo -s` lists them.",
+        "Choose another partition=; `sinfo -s` lists the partitions.",
     ),
     (
         r"configuration source|slurm\.conf",
@@ -90,37 +96,43 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"requested node configuration is not available|node count specification|more processors requested",
-        "No node that is up has that much: compare gpus_per_node, cpus_per_node and mem_gb with "
-        "`sinfo -o '%P %D %t %c %m %G'`, without what nodes keep for the system (`scontrol show node`: "
-        "CPUEfctv, MemSpecLimit). With hint=nomultithread a job gets one CPU of each core.",
+        "No node that is up has so many GPUs or CPUs, or so much memory: compare gpus_per_node, "
+        "cpus_per_node and mem_gb with `sinfo -o '%P %D %t %c %m %G'`. A node may reserve CPUs and memory "
+        "for the system (`scontrol show node`: CPUEfctv, MemSpecLimit). With "
+        "hint=nomultithread a job gets one CPU of each core.",
     ),
-    # "and/or time limits" is left out: it ends the refusal for any limit of an account.
+    # The pattern excludes "and/or time limits", which SLURM prints for any limit of an account.
     (
         r"(?<!and/or )time limit",
-        "Ask for less time with time_limit=; `sinfo -o '%P %l'` shows what is allowed.",
+        "Set a shorter time_limit=; `sinfo -o '%P %l'` shows the longest of each partition.",
     ),
     (
         r"job violates|policy|limit.*reached|maxsubmit",
-        "A limit of your account or QOS is reached: wait for jobs to end, ask for less, or use another qos=.",
+        "A limit of your account or QOS is reached: wait until your other jobs have ended, ask for fewer "
+        "nodes or less time, or use another qos=.",
     ),
-    (r"authentication|munge|protocol", "SLURM does not accept this machine: submit from a login node."),
+    (
+        r"authentication|munge|protocol",
+        "SLURM does not accept this machine: run the command on a login node.",
+    ),
     (
         r"talking to the database",
-        "SLURM's accounting does not answer: try again in a minute; `sacct` shows if it is back.",
+        "SLURM's accounting (slurmdbd) does not answer. Run the command again once `sacct` works.",
     ),
     (
         r"temporarily unable to accept",
-        "The site has as many jobs as SLURM keeps (MaxJobCount, with jobs that ended minutes ago): try again "
-        "later, or submit fewer jobs at once.",
+        "SLURM has as many jobs as it can hold (MaxJobCount, which also counts jobs that ended minutes ago): "
+        "run the command again later, or submit fewer jobs at once.",
     ),
     (
         r"unable to contact|gave no answer within|socket timed out|connection refused"
         r"|unexpected message received",
-        "SLURM's controller does not answer: try again in a minute; `scontrol ping` shows if it is back.",
+        "SLURM's controller (slurmctld) does not answer. Run the command again once `scontrol ping` shows it "
+        "UP.",
     ),
-    (r"invalid job id", "SLURM does not know that job, or has forgotten it."),
+    (r"invalid job id", "SLURM has no job with this id, or has forgotten it minutes after its end."),
     # The first pattern is about nodes, partitions and the like, the second about jobs, which have an owner.
-    (r"slurm_load_(?!job).*denied", "This site shows this only to its staff (PrivateData)."),
+    (r"slurm_load_(?!job).*denied", "This site shows such facts only to its staff (PrivateData)."),
     (r"access.*denied|permission denied", "SLURM allows this only to the owner of the job."),
 )
 """Patterns of SLURM's sentences, each with what to do; the first pattern that matches counts."""
@@ -136,7 +148,7 @@ def is_transient(text: str) -> bool:
 
 
 def hint_for(text: str) -> str:
-    """Return what to do about SLURM's error output; a general sentence for an unknown error."""
+    """Return a hint what to do about SLURM's error output; a general sentence for an unknown error."""
     for pattern, hint in _HINTS:
         if re.search(pattern, text, re.IGNORECASE):
             return hint

@@ -1,6 +1,7 @@
 """The sbatch and srun options of a job as plain values; pure.
 
-Both submitters use these options, so a job asks SLURM for the same with either submitter.
+The submitters sbatch and submitit both use these options, so a job's request does not depend on the
+submitter.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _OWN_KEYS = {
     "signal": "policy.signal_lead_s=", "requeue": "policy.requeue=",
     "no-requeue": "policy.requeue=", "no-kill": "spare_nodes= or elastic=",
 }  # fmt: skip
-"""Options of sbatch that slurmddp writes itself, each with the key that a person sets instead."""
+"""Options of sbatch that slurmddp writes itself, each with the key of the configuration that sets it."""
 _MEMORY_SHARES = {"mem-per-cpu": "cpus_per_node", "mem-per-gpu": "gpus_per_node"}
-"""Options that ask for memory by a part of the node, each with the key that holds the number of parts."""
+"""Options that ask for memory per CPU or per GPU, each with the key that holds their number on a node."""
 _SHAPE = ("ntasks", "ntasks-per-node")
 """Options that ask for one task on each node; `false` under `sbatch:` omits them, as some sites demand."""
 _REFUSED = {
@@ -47,7 +48,7 @@ _REFUSED = {
 }
 """Options of sbatch that no job of slurmddp can have, with the reason and what to do instead."""
 _GPU_SHARES = ("gpus", "gpus-per-task", "gpus-per-socket")
-"""Other options that ask for GPUs; they contradict the number of GPUs for each node."""
+"""Other options that ask for GPUs. They would contradict slurmddp's request for GPUs on each node."""
 _RESOURCE_LISTS = ("gres", "tres-per-task")
 """Options that list resources of any kind, such as `gres=nvme:1,gpu:2` and `tres-per-task=gres/gpu:1`."""
 _RESERVED = frozenset({*_SHAPE, "output", "error", "open-mode"})
@@ -58,7 +59,7 @@ _SRUN_RESERVED = frozenset(
     {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "kill-on-bad-exit", "wait", "mpi", "export"}
     | {"output", "error", "input", "multi-prog", "pty", "label", "jobid", "chdir", "unbuffered"}
 )
-"""Options of srun that slurmddp writes itself, or that the start of the agents does not allow."""
+"""Options of srun that slurmddp writes itself, or that would break the start of the agents."""
 
 
 def sbatch_options(job: Job) -> dict[str, Option]:
@@ -74,7 +75,7 @@ def sbatch_options(job: Job) -> dict[str, Option]:
         "nodes": resources.all_nodes,
         # Without --no-kill SLURM ends the job when it loses a node.
         "no-kill": job.tolerates_node_loss or None,
-        # One task for each node: the agent, which starts the ranks.
+        # One task for each node: slurmddp's agent, which starts the ranks of its node.
         "ntasks": resources.all_nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": resources.cpus_per_node,
@@ -96,7 +97,8 @@ def sbatch_options(job: Job) -> dict[str, Option]:
     kept = {name: value for name, value in options.items() if value is not None and value != ""}
     taken = set(kept) | _RESERVED
 
-    # `false` under `sbatch:` omits `ntasks` or `ntasks-per-node`.
+    # Some sites demand that a job omits `ntasks` or `ntasks-per-node`. For them, `false` under `sbatch:`
+    # removes the option.
     given = dict(cluster.sbatch)
     for name in [name for name, value in given.items() if value is False and _long_name(name) in _SHAPE]:
         del given[name]
@@ -136,7 +138,7 @@ def note_on_cpus(job: Job) -> str:
 
 
 def _output(job: Job) -> str:
-    """Return the path of the batch script's log for `--output`, with `%j` for the id of the job."""
+    """Return the value of `--output`: the path of the batch script's log, where `%j` means the job id."""
     # In a path with a backslash SLURM does not replace patterns such as `%j`.
     if "\\" in str(job.run_dir):
         raise ConfigError(
@@ -147,10 +149,10 @@ def _output(job: Job) -> str:
 
 
 def _signal_lead(job: Job) -> int:
-    """Return the seconds by which SLURM's signal precedes the time limit.
+    """Return how many seconds before the time limit SLURM must send its signal.
 
     Raises:
-        ConfigError: SLURM can't take the number, or it leaves no time to train.
+        ConfigError: SLURM does not accept the number of seconds, or it exceeds the time limit.
     """
     lead = job.policy.signal_lead_s
     limit = job.resources.time_limit_min
@@ -169,7 +171,7 @@ def _signal_lead(job: Job) -> int:
 
 
 def _gpus(job: Job) -> dict[str, Option]:
-    """Return the option that asks for the GPUs of each node; empty for a job without GPUs."""
+    """Return the option of sbatch that asks for the GPUs of each node; empty if the job asks for none."""
     gpus = job.resources.gpus_per_node
     cluster = job.cluster
     if not gpus or cluster.gpu_request == "none":
@@ -186,7 +188,7 @@ def _gpus(job: Job) -> dict[str, Option]:
 
 
 def _memory(job: Job) -> dict[str, Option]:
-    """Return the option that asks for the memory of each node; empty if the job asks for none."""
+    """Return the option of sbatch that asks for the memory of each node; empty if the job asks for none."""
     mem_gb = job.resources.mem_gb
     dialect = job.cluster.mem_request
     if dialect not in {"mem", "none", *_MEMORY_SHARES}:
@@ -218,7 +220,7 @@ def _memory(job: Job) -> dict[str, Option]:
 
 
 def _long_name(key: str) -> str:
-    """Return the long name of an option, from a key of the cluster file such as `--mail_type`."""
+    """Return a key of the cluster file, such as `--mail_type`, as sbatch spells the option: `mail-type`."""
     return str(key).removeprefix("--").replace("_", "-")
 
 
@@ -237,7 +239,7 @@ def _refuse_other_gpus(job: Job, given: Mapping[str, Option]) -> None:
 
 
 def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[str]) -> dict[str, Option]:
-    """Return the options that a cluster file gives to a program, by long names.
+    """Return the options that a cluster file sets for sbatch or srun, by their long names.
 
     Args:
         tool: the program, `sbatch` or `srun`.

@@ -1,7 +1,8 @@
 """Render a job as the batch script that SLURM runs, with its settings; pure: equal jobs give equal bytes.
 
-The text of the script is in `templates/job.sbatch.j2`. Values from a person are quoted, for sbatch in the
-header and for the shell below it. Only `setup` lines are shell code, and stay unchanged.
+The text of the script is in `templates/job.sbatch.j2`. Values of the configuration are quoted: for sbatch in
+the header, and for the shell in the lines after it. Only `setup` lines are shell code and are written
+unchanged.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _OF_A_TASK = (
     "cpus-per-gpu", "cpus-per-task", "gpus-per-socket", "gpus-per-task", "mem-per-cpu", "mem-per-gpu",
     "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "tres-per-task",
 )  # fmt: skip
-"""Options of sbatch that srun reads from the environment, each as `SLURM_` with its name."""
+"""Options of sbatch that srun also reads from environment variables, such as `SLURM_CPUS_PER_GPU`."""
 _SCRIPT_VARIABLES = frozenset({RUN_DIR_VARIABLE, ATTEMPT_VARIABLE, SECRET_VARIABLE, PYTHON_VARIABLE})
 """Variables that the batch script sets itself."""
 
 
 def render(job: Job) -> str:
     """Return the batch script of `job`; raise ConfigError for values that no script can hold."""
-    # A name with a line break would end the comment that holds the title.
+    # The title is written into a comment, which a line break in the name would end.
     title = job.run_name if re.fullmatch(r"[\w.+=-]+", job.run_name) else ""
     return template("job.sbatch.j2").render(
         title=title,
@@ -106,7 +107,7 @@ def settings(job: Job) -> dict[str, object]:
 
 
 def outline(job: Job) -> list[str]:
-    """Return the lines of the script that depend on a person's settings: header, variables, set-up, srun."""
+    """Return the lines of the script that settings change: the header, `export`, `setup` lines, and srun."""
     srun = [_argument(name, value) for name, value in srun_options(job).items()]
     python = _shell("python", job.python)
     agent = f"... {'job.pyz stage' if _is_staged(job) else f'{python} -m slurmddp.launchers.agent'} ..."
@@ -119,7 +120,7 @@ def outline(job: Job) -> list[str]:
 
 
 def _is_staged(job: Job) -> bool:
-    """Return whether each node copies the environment; raise ConfigError if it can't."""
+    """Return whether nodes copy the Python environment (`cluster.stage`); raise ConfigError if they can't."""
     folder = job.cluster.stage
     if not folder:
         return False
@@ -149,9 +150,10 @@ def _exports(job: Job) -> list[str]:
 
 
 def _inherited(job: Job) -> list[str]:
-    """Return variables to unset: if a job submits this job, they would hold options of that job.
+    """Return the variables that the batch script must unset, because srun would read options from them.
 
-    Only the variables of options that this job lacks are returned; SLURM sets those of its own options.
+    A job that is submitted inside another job inherits the other job's variables. SLURM overwrites the
+    variables of options that this job has; the others are returned.
     """
     options = sbatch_options(job)
     names = [name for name in _OF_A_TASK if name not in options]
@@ -180,7 +182,7 @@ def _directive(name: str, value: Option) -> str:
 
 
 def _quote_for_sbatch(value: str) -> str:
-    """Quote a value for the header: sbatch knows double quotes and backslashes, and expands nothing."""
+    """Quote a value for the header, in which sbatch reads double quotes and backslashes, but no variables."""
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]&|*()-]*", value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -213,7 +215,7 @@ def _shell(what: str, value: str) -> str:
 
 
 def _setup_line(line: str) -> str:
-    """Return a setup line unchanged; raise ConfigError if it can't stand in the script."""
+    """Return a setup line unchanged; raise ConfigError if the batch script can't contain it."""
     if "\0" in line or re.match(r"\s*#SBATCH", line):
         raise ConfigError(
             f"cluster.setup has the line {line!r}, which can't be part of the batch script.",

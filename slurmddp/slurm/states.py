@@ -31,18 +31,18 @@ STARTED_BY_A_PERSON = (
     "launch failed requeued held",
     "DependencyNeverSatisfied",
 )
-"""Beginnings of the reasons of waiting jobs that SLURM does not start by itself."""
+"""Beginnings of SLURM's reasons for jobs that wait until a person releases or changes them."""
 UNKNOWN = "UNKNOWN"
 """SLURM reported an unknown state; never treat it as terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """SLURM's facts about one job, as far as a query has shown them."""
+    """The state of one job and further facts about it, as far as SLURM has shown them."""
 
     job_id: str
     state: str
-    """One of `ALL`, or `UNKNOWN`."""
+    """A state of `ALL`, or `UNKNOWN`."""
     reason: str = ""
     """SLURM's reason why the job waits or ended; empty without a reason."""
     start: str = ""
@@ -55,10 +55,11 @@ class JobState:
     script: str = ""
     """The path of the batch script; empty if not known. The script of an element is in its run folder."""
     error: str = ""
-    """Why SLURM's accounting did not answer about a job that squeue has forgotten; the state is `UNKNOWN`."""
+    """The error of sacct, if the state is `UNKNOWN` because squeue has forgotten the job and sacct failed.
+    """
 
     def may_be_of(self, run: Path) -> bool:
-        """Return whether this job may belong to a run; its id does not show it: other clusters repeat ids."""
+        """Return whether this job may belong to a run, by its token and script: SLURM repeats job ids."""
         names = {run.name, job_name(run.name)}
         return may_be_of(names, self.run, self.script) or is_of_unread_array(self.job_id, self.script, run)
 
@@ -72,7 +73,7 @@ class JobState:
 
 
 def parse_state(text: str) -> str:
-    """Return the state in `CANCELLED by 1000`, `COMPLETED+` or `RUNNING,COMPLETING`; else `UNKNOWN`."""
+    """Return the state at the beginning of `CANCELLED by 1000` or `RUNNING,COMPLETING`; else `UNKNOWN`."""
     # The base state comes first, and flags or further words follow it.
     state, *_ = re.split(r"[\s,+]+", text.strip().upper())
     return state if state in ALL else UNKNOWN

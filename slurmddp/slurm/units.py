@@ -22,7 +22,7 @@ def parse_minutes(value: str | int) -> int:
 def parse_duration_s(value: str | int, key: str) -> int:
     """Return the seconds in the value of `key`, at least one; raise ConfigError for other values."""
     seconds = None
-    # YAML reads `yes` as True, and True is an int.
+    # YAML reads `yes` as True, which Python would accept as the number 1.
     if isinstance(value, (str, int)) and not isinstance(value, bool):
         seconds = parse_seconds(str(value).strip().lower())
     if seconds is None:
@@ -56,7 +56,7 @@ def parse_seconds(text: str) -> int | None:
     if re.fullmatch(r"(\d+[dhms])+", text):
         return sum(int(number) * _UNIT_S[unit] for number, unit in re.findall(r"(\d+)([dhms])", text))
 
-    # Two numbers are minutes and seconds. After days, they are hours and minutes.
+    # Two numbers are minutes and seconds; after a number of days, they are hours and minutes.
     match = re.fullmatch(r"(\d+):([0-5]?\d)", text)
     if match is not None:
         return int(match[1]) * 60 + int(match[2])

@@ -449,9 +449,9 @@ def test_without_slurm_the_error_says_where_to_go(tmp_path: Path, monkeypatch: p
         ),
         (
             "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
-            "wait for jobs to end",
+            "wait until your other jobs have ended",
         ),
-        ("Problem talking to the database: Connection refused", "accounting does not answer"),
+        ("Problem talking to the database: Connection refused", "accounting (slurmdbd) does not answer"),
         ("Batch job submission failed: Invalid wckey specification", "wckey"),
         ("Batch job submission failed: Invalid feature specification", "constraint"),
         ("Batch job submission failed: Requested reservation is invalid", "reservation"),

@@ -1,1 +1,1 @@
-"""The limits of a site: partitions, nodes and accounts, and the comparison of a job with them."""
+"""Read the limits of a site's partitions, nodes and accounts, and compare jobs with them."""

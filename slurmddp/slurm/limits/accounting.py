@@ -1,6 +1,7 @@
 """Compare a job with the accounts, qualities of service and limits that a site enforces; pure.
 
-sbatch queues a job over such a limit. The job then waits, with a reason that names only the kind of limit.
+sbatch queues a job that exceeds such a limit. The job then waits, and SLURM's reason names only the kind of
+the limit.
 """
 
 from __future__ import annotations
@@ -19,24 +20,25 @@ from slurmddp.slurm.units import parse_slurm_limit
 QOS_FIELDS = "Name,MaxWall,MaxTRES,MaxSubmitJobsPerUser,GrpTRES,Flags"
 ASSOCIATION_FIELDS = "Account,Partition,QOS,DefaultQOS,MaxWall,MaxTRES,MaxSubmitJobs,GrpTRES"
 ACCOUNT_FIELDS = "Account,User,ParentName,GrpTRES"
-"""Columns of sacctmgr that show the limits of an account itself; the rows of its users lack them."""
+"""Columns of sacctmgr for the rows of accounts, whose limits the rows of their users do not repeat."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits of one quality of service or one account; None and a missing resource stand for no limit."""
+    """The limits of one quality of service or one account; None, or a missing resource, means no limit."""
 
     key: str
-    """The key of a job that names the owner of the limits: `qos` or `account`."""
+    """The kind of the limits' owner, as the key that names it in a configuration: `qos` or `account`."""
     name: str
     """The name of the quality of service or the account."""
     max_wall_min: int | None = None
     """The longest time limit of a job, in minutes."""
     max_tres: Mapping[str, int] = field(default_factory=dict)
-    """The largest amount of each resource for one job, by name: `node`, `cpu`, `gres/gpu`."""
+    """The largest amount of each resource for one job, by SLURM's name of the resource: `node`, `cpu`,
+    `gres/gpu`."""
     grp_tres: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    """The largest amount of each resource for all running jobs together, and the source of this limit: an
-    account above may set it."""
+    """For each resource, the largest amount for all running jobs together, and who sets this limit: the
+    owner, or an account above it."""
     max_submit: int | None = None
     """The largest number of jobs that one user may have in the queue."""
     flags: frozenset[str] = frozenset()
@@ -44,36 +46,37 @@ class Limits:
 
     @property
     def source(self) -> str:
-        """The owner for a message: `QOS 'short'` or `account 'physics'`."""
+        """The owner of the limits in the words of a message: `QOS 'short'` or `account 'physics'`."""
         return _owner(self.key, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Association:
-    """An account that the person may use, perhaps only in one partition."""
+    """SLURM's association: an account that the user may use, in all partitions or in one."""
 
     account: str
     partition: str
-    """The only partition in which the person may use the account; empty for all partitions."""
+    """The only partition in which the user may use the account; empty for all partitions."""
     qualities: tuple[str, ...]
-    """The qualities of service that the person may use with the account."""
+    """The qualities of service that the user may use with the account."""
     default_qos: str
     limits: Limits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accounting:
-    """The accounts, limits and queued jobs of one person, as a site's accounting shows them."""
+    """The accounts, limits and queued jobs of one user, as a site's accounting shows them."""
 
     enforced: frozenset[str]
     """The values of AccountingStorageEnforce: `associations`, `limits`, `qos`, `safe`."""
     qualities: Mapping[str, Limits]
-    """By the name in lower case: SLURM compares the names of accounts and QOS without case."""
+    """The limits of each QOS, by its name in lower case: SLURM ignores the case of account and QOS names."""
     associations: tuple[Association, ...]
     default_account: str = ""
-    """The account of a job that names none; empty if it is not known."""
+    """The account of a job that names no account; empty if it is not known."""
     queued: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """The person's jobs in the queue, by ("account", name) and by ("qos", name); names in lower case."""
+    """Number of the user's jobs in the queue, by ("account", name) and by ("qos", name); names in lower case.
+    """
 
 
 def parse_qualities(text: str) -> dict[str, Limits]:
@@ -87,11 +90,11 @@ def parse_qualities(text: str) -> dict[str, Limits]:
 
 
 def parse_associations(text: str, accounts: str = "") -> tuple[Association, ...]:
-    """Return the accounts of one person.
+    """Return the associations of one user: the accounts that the user may use.
 
     Args:
-        text: the output of `sacctmgr show associations` for the person.
-        accounts: its output for the accounts themselves, which have parents and limits of their own.
+        text: the output of `sacctmgr show associations` for the user.
+        accounts: the output of `sacctmgr show associations` for accounts, with their parents and limits.
     """
     groups = {
         account.lower(): (parent.lower(), _shared(_owner("account", account), tres))
@@ -118,7 +121,7 @@ def parse_queued(text: str) -> Counter[tuple[str, str]]:
 
 
 def parse_enforced(value: str) -> frozenset[str]:
-    """Return the values of AccountingStorageEnforce, with the values that they imply (slurm.conf(5))."""
+    """Return the values of AccountingStorageEnforce, and further values that they imply (slurm.conf(5))."""
     enforced = {word for word in value.lower().split(",") if word not in ("", "none", "(null)")}
     if "all" in enforced:
         enforced = {"associations", "limits", "qos", "safe"}
@@ -136,12 +139,12 @@ def check(job: Job, site: Accounting, partition_qos: Sequence[str] = (), *, jobs
     Args:
         job: the job.
         site: the facts of the accounting.
-        partition_qos: the QOS of each partition that the job may run in.
-        jobs: the number of such jobs, the elements of an array.
+        partition_qos: the QOS that each partition sets, for the partitions that the job may run in.
+        jobs: the number of equal jobs that are submitted together, as elements of an array.
     """
-    # SLURM refuses a job with a wrong account or QOS, so its size is not compared then.
+    # SLURM refuses a job with a wrong account or QOS. Then its size need not be compared.
     findings = list(_names(job, site))
-    # Without `limits` in AccountingStorageEnforce, SLURM holds no job for its size.
+    # Without `limits` in AccountingStorageEnforce, SLURM starts jobs of any size.
     if findings or "limits" not in site.enforced:
         return findings
 
@@ -149,7 +152,7 @@ def check(job: Job, site: Accounting, partition_qos: Sequence[str] = (), *, jobs
     alternatives = [
         list(_over(job, _in_order(job, site, quality), site.queued, jobs)) for quality in of_partitions
     ]
-    # A job that fits one of its partitions starts there, so the partition with the fewest findings counts.
+    # A job may start in any of its partitions, so the partition with the fewest findings decides.
     return min(alternatives, key=len)
 
 
@@ -159,16 +162,16 @@ def has_flag(job: Job, site: Accounting, flag: str) -> bool | None:
     if name:
         return name in site.qualities and flag in site.qualities[name].flags
 
-    # The job's quality of service is not known: SLURM chooses one that the account may use.
+    # The job's quality of service is not known, because SLURM chooses one that the account may use.
     association = _association(job, site)
     possible = association.qualities if association else site.qualities
     known = [site.qualities[quality.lower()] for quality in possible if quality.lower() in site.qualities]
-    # If any has the flag, the answer depends on SLURM's choice, which nothing shows.
+    # If one of these has the flag, the answer depends on SLURM's choice, which no command shows.
     return None if any(flag in quality.flags for quality in known) else False
 
 
 def _association(job: Job, site: Accounting) -> Association | None:
-    """Return the account in which a job runs, preferably one for its partition; None if it is not known."""
+    """Return the association of a job, preferably one for its partition; None if it is not known."""
     account = (job.cluster.account or site.default_account).lower()
     partitions = (job.cluster.partition or "").split(",")
     usable = [association for association in site.associations if association.account.lower() == account]
@@ -187,14 +190,14 @@ def _qos_of(job: Job, site: Accounting) -> str:
     association = _association(job, site)
     if association is None:
         return ""
-    # SLURM uses the only quality of service of an account that has no default.
+    # If an account has no default but a single quality of service, SLURM uses this.
     if not association.default_qos and len(association.qualities) == 1:
         return association.qualities[0].lower()
     return association.default_qos.lower()
 
 
 def _in_order(job: Job, site: Accounting, of_partition: Limits | None) -> list[Limits]:
-    """Return the limits that hold for a job, in SLURM's order: the first that sets a limit counts."""
+    """Return the limits for a job in SLURM's order; of several values for one limit, the first counts."""
     quality = site.qualities.get(_qos_of(job, site))
     # The limits of the partition's QOS come first, unless the job's QOS has the flag OverPartQOS.
     sources = [of_partition, quality]
@@ -208,7 +211,7 @@ def _in_order(job: Job, site: Accounting, of_partition: Limits | None) -> list[L
 
 
 def _names(job: Job, site: Accounting) -> Iterator[Finding]:
-    """Yield a finding if the person may not use the account or the quality of service that a job names."""
+    """Yield a finding if the user may not use the account or the quality of service that a job names."""
     account = job.cluster.account
     accounts = [association.account for association in site.associations]
     if account and "associations" in site.enforced and account.lower() not in map(str.lower, accounts):
@@ -249,7 +252,7 @@ def _over(
         job: the job.
         sources: the limits that hold for the job; the first that sets a limit counts.
         queued: the person's jobs in the queue, by account and by QOS.
-        jobs: the number of such jobs, the elements of an array.
+        jobs: the number of equal jobs that are submitted together, as elements of an array.
     """
     size = job.resources
     wall = _first(sources, lambda limits: limits.max_wall_min is not None)
@@ -258,7 +261,7 @@ def _over(
 
     demands = {
         "node": ("nodes", size.all_nodes),
-        # A job that asks for no CPUs gets at least one on each node.
+        # A job that asks for no CPUs gets at least one CPU on each node.
         "cpu": ("cpus_per_node", size.all_nodes * (size.cpus_per_node or 1)),
         "gres/gpu": ("gpus_per_node", size.all_nodes * size.gpus_per_node),
     }
@@ -277,7 +280,7 @@ def _first(sources: Sequence[Limits], sets_limit: Callable[[Limits], bool]) -> L
 
 
 def _over_tres(job: Job, sources: Sequence[Limits], resource: str, key: str, count: int) -> Iterator[Finding]:
-    """Yield a finding if a job asks for more of a resource than one job, or all jobs together, may have.
+    """Yield a finding if a job asks for more of a resource than one job, or all jobs together, may use.
 
     Args:
         job: the job.
@@ -308,7 +311,7 @@ def _too_much(job: Job, key: str, count: int, site: str, limit: str) -> Finding:
         key=key,
         value=value,
         site=site,
-        remedy="Ask for less, or use another qos=.",
+        remedy=f"Lower {key}, or use another qos=.",
         limit=limit,
     )
 
@@ -325,19 +328,19 @@ def _too_many_jobs(limits: Limits, present: int, jobs: int) -> Finding:
         key=limits.key,
         value=limits.name,
         site=site,
-        remedy="Wait until a job ends, or use another qos=.",
+        remedy="Wait until one of your jobs has ended, or use another qos=.",
         limit="MaxSubmitJobs",
     )
 
 
 def _rows(text: str, fields: str) -> list[list[str]]:
-    """Return the cells of each line of sacctmgr that has all `fields`."""
+    """Return the cells of sacctmgr's lines; lines that do not have all `fields` are ignored."""
     return [line.split("|") for line in text.splitlines() if line.count("|") == fields.count(",")]
 
 
 def _amounts(tres: str) -> dict[str, int]:
     """Return the amount of each resource in a list such as `cpu=64,gres/gpu:a100=8`."""
-    # An amount with a unit, such as mem=64G, is left out.
+    # The pattern skips amounts with a unit, such as mem=64G, because no finding compares memory with a TRES.
     return {name: int(amount) for name, amount in re.findall(r"([\w/:]+)=(\d+)(?![\w.])", tres)}
 
 
@@ -348,10 +351,10 @@ def _shared(source: str, tres: str) -> dict[str, tuple[int, str]]:
 def _within(
     limits: Limits, account: str, groups: Mapping[str, tuple[str, Mapping[str, tuple[int, str]]]]
 ) -> Limits:
-    """Return the limits of a person in an account, with those of the account and of all accounts above it.
+    """Return the limits of a user in an account, together with the limits of the accounts above.
 
     Args:
-        limits: the limits of the person.
+        limits: the user's own limits in the account.
         account: the name of the account in lower case.
         groups: for each account, its parent and its limits for all running jobs together.
     """
@@ -361,7 +364,7 @@ def _within(
         visited.add(account)
         account, amounts = groups[account]
         for name, limit in amounts.items():
-            # The smallest limit of these accounts holds.
+            # SLURM applies the limits of all these accounts, so the smallest one decides.
             shared[name] = min(shared.get(name, limit), limit, key=itemgetter(0))
 
     return replace(limits, grp_tres=shared)

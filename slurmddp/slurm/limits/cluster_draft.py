@@ -1,6 +1,7 @@
 """Draft the cluster file of a partition from SLURM's facts; pure.
 
-Each value has a comment with the fact from which it follows. A person adds account, set-up and the like.
+Each value has a comment with the fact from which it follows. The user adds the account, `setup` lines and
+other keys that SLURM does not show.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from slurmddp.slurm.limits.site import Site
 from slurmddp.slurm.units import render_minutes
 
 LONGEST_MIN = 24 * 60
-"""The longest drafted time limit, in minutes: shorter jobs start sooner, and the run goes on in the next."""
+"""The longest drafted time limit, in minutes. A short job starts sooner, and the run continues in the next
+job."""
 Line = tuple[str, str, str]
-"""Key, value in YAML, and the source of the value."""
+"""A key, its value as YAML, and the fact from which the value follows."""
 _YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
-"""Texts that YAML does not read as a text."""
+"""Words that YAML reads as a bool or null, unless they are quoted."""
 
 
 def usable(site: Site) -> list[Partition]:
-    """Return the partitions that are UP, are not only for root, and have nodes."""
+    """Return the partitions that have nodes, are UP, and are not reserved for root."""
     with_nodes = {group.partition for group in site.groups if group.nodes}
     return [
         partition
@@ -33,7 +35,7 @@ def usable(site: Site) -> list[Partition]:
 
 
 def file_name(partition: Partition) -> str:
-    """Return the name of a partition's cluster file, without its suffix."""
+    """Return the name of a partition's cluster file, without the suffix `.yaml`."""
     return re.sub(r"[^\w.-]+", "-", partition.name).strip(".-") or "cluster"
 
 
@@ -60,7 +62,7 @@ def draft(partition: Partition, site: Site) -> str:
 
 
 def _head(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> list[str]:
-    """Return the comments at the top of the file."""
+    """Return the comments at the top of a cluster file: partition, kinds of nodes, preemption."""
     cluster = site.config.get("ClusterName", "this site")
     kinds = [
         f"{group.nodes} with {group.gres or 'no GPU'}, {group.cpus} CPUs, {group.memory_mb} MB, {group.state}"
@@ -91,20 +93,21 @@ def _preemption(partition: Partition, site: Site) -> str:
 
 
 def _largest_kind(nodes: Sequence[NodeGroup]) -> list[NodeGroup]:
-    """Return the nodes with the GPUs that the partition has most of; without GPUs return all nodes."""
+    """Return the nodes with the most frequent kind of GPUs; all nodes if the partition has no GPUs."""
     sums: dict[tuple[tuple[str, int], ...], tuple[int, int]] = {}
     for group in nodes:
         whole, all_gpus = sums.get(group.gpus, (0, 0))
         whole += group.nodes * sum(count for kind, count in group.gpus if not is_slice(kind))
         sums[group.gpus] = (whole, all_gpus + group.nodes * group.gpu_count())
 
-    # Whole GPUs come first, because NCCL can't connect the ranks of one job on parts of GPUs (MIG).
+    # Whole GPUs take precedence over slices of GPUs (MIG), between which NCCL can't connect the ranks of a
+    # job.
     largest = max(sums, key=lambda gpus: sums[gpus])
     return [group for group in nodes if group.gpus == largest]
 
 
 def _gpus(nodes: Sequence[NodeGroup], all_nodes: Sequence[NodeGroup], site: Site) -> list[Line]:
-    """Return the lines with the GPUs of each node; for nodes without GPUs, with the number of ranks.
+    """Return the lines about the GPUs of a node; for nodes without GPUs, about the number of ranks.
 
     Args:
         nodes: the nodes for which the file is drafted; their GPUs are equal.
@@ -118,7 +121,7 @@ def _gpus(nodes: Sequence[NodeGroup], all_nodes: Sequence[NodeGroup], site: Site
         source = f"sinfo %z: {first.sockets} sockets of {cores} cores"
         return [("gpus_per_node", "0", "sinfo %G: none"), ("ranks_per_node", ranks, source)]
 
-    # A type is needed only if the partition has GPUs of several types.
+    # A job must name the type of its GPUs only if the partition has several types.
     kinds = {kind for group in all_nodes for kind, _ in group.gpus}
     (kind, count), *others = sorted(first.gpus, key=lambda gpus: (is_slice(gpus[0]), -gpus[1]))
     gpu_type = ("gpu_type", "null", "null: any type (sinfo %G)")
@@ -129,7 +132,7 @@ def _gpus(nodes: Sequence[NodeGroup], all_nodes: Sequence[NodeGroup], site: Site
         count = first.gpu_count()
 
     plugin = site.config.get("SelectType", "unknown")
-    # Only select/cons_tres knows --gpus-per-node.
+    # The option --gpus-per-node exists only with the plugin select/cons_tres.
     dialect = "gpus-per-node" if plugin.endswith("cons_tres") else "gres"
     return [
         ("gpus_per_node", str(count), f"sinfo %G: {first.gres}"),
@@ -139,7 +142,7 @@ def _gpus(nodes: Sequence[NodeGroup], all_nodes: Sequence[NodeGroup], site: Site
 
 
 def _max_nodes(partition: Partition, nodes: Sequence[NodeGroup]) -> Line:
-    """Return the line with the largest number of nodes that the partition has and allows."""
+    """Return the line `max_nodes`: the number of such nodes, but no more than the partition's MaxNodes."""
     count = sum(group.nodes for group in nodes)
     limit = partition.max_nodes
     shown = "UNLIMITED" if limit is None else limit
@@ -147,7 +150,7 @@ def _max_nodes(partition: Partition, nodes: Sequence[NodeGroup]) -> Line:
 
 
 def _cpus(partition: Partition, nodes: Sequence[NodeGroup]) -> Line:
-    """Return the line with the CPUs of each node."""
+    """Return the line `cpus_per_node`: the CPUs of the smallest node that jobs may use."""
     cpus = min(group.cpus for group in nodes)
     reserved = max(group.reserved_cpus for group in nodes)
     source = f"sinfo %c: {cpus + reserved}"
@@ -168,7 +171,7 @@ def _cpus(partition: Partition, nodes: Sequence[NodeGroup]) -> Line:
 def _memory(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> list[Line]:
     """Return the lines about the memory of each node."""
     parameters = site.config.get("SelectTypeParameters", "")
-    # Without one of the plugin's MEMORY parameters SLURM does not allocate memory.
+    # SLURM allocates memory only if SelectTypeParameters contains a value such as CR_Core_Memory.
     if "MEMORY" not in parameters.upper():
         source = f"memory is not allocated (SelectTypeParameters={parameters or 'unknown'})"
         return [("mem_request", "none", source)]
@@ -191,7 +194,7 @@ def _memory(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> lis
 
 
 def _time_limit(partition: Partition) -> Line:
-    """Return the line with the time limit of a job."""
+    """Return the line `time_limit`: the partition's MaxTime, but no more than `LONGEST_MIN`."""
     longest = partition.max_time_min
     shown = "UNLIMITED" if longest is None else render_minutes(longest)
     minutes = min(LONGEST_MIN, longest or LONGEST_MIN)
@@ -203,12 +206,12 @@ def _time_limit(partition: Partition) -> Line:
 
 
 def _features(nodes: Sequence[NodeGroup]) -> str:
-    """Return the features of nodes, for a comment."""
+    """Return the features of nodes as one text, for a comment."""
     names = dict.fromkeys(feature for group in nodes for feature in group.features)
     return ", ".join(names) or "none"
 
 
 def _scalar(text: str) -> str:
-    """Return a text as a value in YAML, in quotes if YAML would not read it as a text."""
+    """Return a text as YAML writes it: in quotes if YAML would read the plain word as another type."""
     is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", text) and text.lower() not in _YAML_WORDS
     return text if is_plain else json.dumps(text)

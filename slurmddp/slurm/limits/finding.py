@@ -1,4 +1,5 @@
-"""One reason why a request does not fit a site, and comparisons that partitions, nodes and accounts share."""
+"""Define a finding, which is one reason why a job does not fit a site, and comparisons that several modules
+use."""
 
 from __future__ import annotations
 
@@ -9,30 +10,31 @@ from slurmddp.slurm.units import render_minutes
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A key whose value the site does not allow or does not have."""
+    """A key of a job's configuration whose value the site does not allow or can't provide."""
 
     key: str
-    """The key of the configuration: `nodes`, `cluster.sbatch`."""
+    """The full name of the key, such as `nodes` or `cluster.constraint`."""
     value: str
-    """The value in the job's configuration."""
+    """The value of the key in the job's configuration, as text."""
     site: str
-    """A clause: the site's limit, or the things that the site has."""
+    """A clause about the site's limit or about what the site has, such as "partition 'gpu' has 4 nodes"."""
     remedy: str
     """Sentences about the key to change, and how to change it."""
     limit: str = ""
-    """SLURM's name of a limit over which sbatch queues a job that then waits; empty if sbatch refuses it."""
+    """SLURM's name of the limit, such as MaxTime, if sbatch queues a job that exceeds it; empty if sbatch
+    refuses such a job."""
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}: {self.site}. {self.remedy}"
 
 
 def too_long(minutes: int | None, longest: int | None, source: str, limit: str) -> list[Finding]:
-    """Return a finding if a job's time limit is above the longest one of the site; else an empty list.
+    """Return a finding if a job's time limit is longer than the site allows; else an empty list.
 
     Args:
         minutes: the time limit of the job; None for a job without a time limit.
-        longest: the longest time limit in minutes; None for no limit.
-        source: the partition, QOS or account with the limit, for the message.
+        longest: the longest time limit that the site allows, in minutes; None for no limit.
+        source: the partition, QOS or account that sets the limit, for the message.
         limit: SLURM's name of the limit.
     """
     if minutes is None or longest is None or minutes <= longest:

@@ -14,12 +14,12 @@ from slurmddp.slurm.limits.finding import Finding, too_many_cpus
 SINFO_FORMAT = "%R|%D|%c|%z|%m|%G|%f|%T"
 """Columns of `sinfo --exact`: partition, nodes, CPUs, sockets:cores:threads, MB, gres, features, state."""
 _AWAY = ("down", "drain", "fail", "maint", "inval", "unknown")
-"""Beginnings of the states of nodes that accept no new job now."""
+"""Beginnings of sinfo's states for nodes that accept no new jobs at present."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
-    """Equal nodes of one partition."""
+    """A number of nodes of one partition that are equal in all of these facts."""
 
     partition: str
     nodes: int
@@ -28,16 +28,17 @@ class NodeGroup:
     cores_per_socket: int = 1
     memory_mb: int
     gpus: tuple[tuple[str, int], ...] = ()
-    """Type and number of the GPUs of each node; the type is empty if the site names none."""
+    """Type and number of the GPUs of each node, one pair for each type; the type is empty if SLURM names
+    none."""
     features: tuple[str, ...] = ()
     state: str = "idle"
     reserved_cpus: int = 0
-    """CPUs of a node that no job gets; `cpus` does not contain them."""
+    """CPUs of each node that SLURM reserves for the system; `cpus` does not count them."""
     reserved_mb: int = 0
-    """Memory of a node that no job gets; `memory_mb` does not contain it."""
+    """Memory of each node that SLURM reserves for the system; `memory_mb` does not count it."""
 
     def gpu_count(self, kind: str | None = None) -> int:
-        """Return the number of GPUs of each node, of one type or of all types."""
+        """Return the number of GPUs of the type `kind` on each node; None: of all types."""
         return sum(count for name, count in self.gpus if kind in (None, name))
 
     @property
@@ -55,7 +56,7 @@ def parse_groups(text: str) -> tuple[NodeGroup, ...]:
 def without_reserved(
     groups: Iterable[NodeGroup], nodes: Sequence[Mapping[str, str]]
 ) -> tuple[NodeGroup, ...]:
-    """Return the groups less the CPUs and memory that their nodes reserve for the system.
+    """Return the groups without the CPUs and memory that SLURM reserves for the system on their nodes.
 
     sinfo shows all CPUs and memory of a node, the reserved ones included.
 
@@ -67,11 +68,12 @@ def without_reserved(
     for facts in nodes:
         cpus = _number(facts.get("CPUTot", ""))
         memory_mb = _number(facts.get("RealMemory", ""))
-        # Without CPUEfctv no CPU counts as reserved.
+        # SLURM versions without CPUEfctv do not show reserved CPUs.
         reserved_cpus = cpus - (_number(facts.get("CPUEfctv", "")) or cpus)
         reserved_mb = _number(facts.get("MemSpecLimit", ""))
         for partition in facts.get("Partitions", "").split(","):
-            # sinfo puts nodes with different reserves into one group; the largest reserve is subtracted.
+            # The nodes of a group may reserve different amounts. The largest one is subtracted, so that a job
+            # fits each node.
             key = (partition, cpus, memory_mb)
             largest_cpus, largest_mb = reserved.get(key, (0, 0))
             reserved[key] = (max(reserved_cpus, largest_cpus), max(reserved_mb, largest_mb))
@@ -93,20 +95,20 @@ def _reduced(group: NodeGroup, cpus: int, memory_mb: int) -> NodeGroup:
 
 
 def is_slice(kind: str) -> bool:
-    """Return whether a type of GPU is a part of a GPU (MIG), such as `1g.10gb` or `a100_3g.20gb`."""
+    """Return whether a type of GPU is a slice of a GPU (MIG), such as `1g.10gb` or `a100_3g.20gb`."""
     return re.search(r"(?<!\d)\d+g\.\d+gb", kind) is not None
 
 
 def parse_gpus(gres: str) -> tuple[tuple[str, int], ...]:
-    """Return type and number of the GPUs in generic resources such as `gpu:a100:4(S:0-1),gpu:2`."""
-    # In parentheses are `(null)`, or the sockets and indices of devices.
+    """Return type and number of the GPUs in a list of generic resources such as `gpu:a100:4(S:0-1),gpu:2`."""
+    # Removed: `(null)`, which means no resources, and sockets and device indices such as `(S:0-1)`.
     plain = re.sub(r"\([^)]*\)", "", gres)
     gpus = []
     for name, *rest in (resource.split(":") for resource in plain.split(",")):
         if name != "gpu":
             continue
 
-        # `no_consume` is a flag and no type.
+        # `no_consume` stands in the place of a type, but is a flag.
         parts = [part for part in rest if part != "no_consume"]
         count = 1
         if parts and parts[-1].isdigit():
@@ -118,7 +120,7 @@ def parse_gpus(gres: str) -> tuple[tuple[str, int], ...]:
 
 
 def misfits(job: Job, nodes: Sequence[NodeGroup], partition: str, nodes_key: str) -> list[Finding]:
-    """Return a finding for each demand of a job that no node, or not enough nodes, of a partition meet."""
+    """Return a finding for each demand of a job that no node of a partition meets, or too few nodes."""
     findings = [
         *_features(job, nodes, partition),
         *_gpus(job, nodes, partition),
@@ -127,7 +129,7 @@ def misfits(job: Job, nodes: Sequence[NodeGroup], partition: str, nodes_key: str
     if findings:
         return findings
 
-    # Each demand alone is met by some node, but perhaps too few nodes meet all demands.
+    # Each single demand is met by some node, but too few nodes may meet all demands at once.
     suitable = sum(group.nodes for group in nodes if _holds(job, group))
     if job.resources.all_nodes <= suitable:
         return []
@@ -159,25 +161,25 @@ def _group(row: Sequence[str]) -> NodeGroup:
 
 
 def _number(text: str) -> int:
-    """Return the number at the beginning of a text: sinfo appends `+` where nodes differ."""
+    """Return the number at the beginning of a text; sinfo appends `+` if the nodes of a line differ."""
     match = re.match(r"\d+", text)
     return int(match[0]) if match else 0
 
 
 def _wanted_gpus(job: Job) -> int:
-    """Return the GPUs that a job requests on each node."""
+    """Return the number of GPUs that a job requests from SLURM on each node."""
     return 0 if job.cluster.gpu_request == "none" else job.resources.gpus_per_node
 
 
 def wanted_memory_mb(job: Job) -> int:
-    """Return the memory in MB that a job requests on each node; 0 for a job that requests none, or all."""
+    """Return the memory in MB that a job requests on each node; 0 if it requests none, or all of a node's."""
     if job.cluster.mem_request == "none":
         return 0
     return round((job.resources.mem_gb or 0) * 1024)
 
 
 def _required_features(job: Job) -> tuple[str, ...]:
-    """Return the features that each node must have; an empty tuple for a constraint with alternatives."""
+    """Return the features that every node of a job must have; empty if its constraint has alternatives."""
     text = job.cluster.constraint or ""
     if re.search(r"[|()\[\]*!]", text):
         return ()
@@ -185,10 +187,11 @@ def _required_features(job: Job) -> tuple[str, ...]:
 
 
 def _named_features(constraint: str) -> list[str]:
-    """Return the features in a constraint, without operators, numbers of nodes and excluded features."""
-    # `*` is followed by a number of nodes.
+    """Return the names of required features in a constraint of sbatch such as `a100&!old` or
+    `[r1*2|r2*2]`."""
+    # `*` and a number after a feature are a number of nodes, and are removed.
     parts = re.split(r"[&|,()\[\]]", re.sub(r"\*\d+", "", constraint))
-    # `!` excludes a feature, which no node needs to have.
+    # `!` before a feature excludes nodes with this feature, so it need not exist.
     return [part.strip() for part in parts if part.strip() and not part.strip().startswith("!")]
 
 
@@ -210,7 +213,8 @@ def _features(job: Job, nodes: Sequence[NodeGroup], partition: str) -> Iterator[
                 key="cluster.constraint",
                 value=job.cluster.constraint or "",
                 site=f"no node of partition {partition!r} has the feature {name!r}",
-                remedy=near_matches(name, known) or "Remove it: these nodes have no features.",
+                remedy=near_matches(name, known)
+                or "Remove the constraint: the nodes of this partition have no features.",
             )
 
 
@@ -239,7 +243,7 @@ def _gpus(job: Job, nodes: Sequence[NodeGroup], partition: str) -> Iterator[Find
         return
     site = f"partition {partition!r} has at most {largest} GPUs on a node"
     remedy = f"Use gpus_per_node={largest} or fewer, or another partition=."
-    # At some sites the GPUs come with the node, and SLURM does not allocate them.
+    # At some sites SLURM does not allocate GPUs: a job that gets a node may use all of its GPUs.
     if not largest:
         site = f"partition {partition!r} has no GPUs that SLURM allocates"
         remedy = (
@@ -264,12 +268,12 @@ def _sizes(job: Job, nodes: Sequence[NodeGroup], partition: str) -> Iterator[Fin
 
 
 def listed_nodes(job: Job) -> int | None:
-    """Return how many nodes `nodelist` names if the job has more nodes; else None.
+    """Return the number of nodes in sbatch's `nodelist`, if the job has more nodes than that; else None.
 
-    SLURM adds nodes of its choice to such a list.
+    SLURM then adds nodes of its own choice.
     """
     nodelist = str(job.cluster.sbatch.get("nodelist") or "")
-    # A value with a slash is the name of a file with nodes, which is not read.
+    # A value with a slash is the path of a file that lists nodes. Such a file is not read.
     if not nodelist or "/" in nodelist:
         return None
 
@@ -278,7 +282,7 @@ def listed_nodes(job: Job) -> int | None:
 
 
 def nodes_away(job: Job, nodes: Sequence[NodeGroup]) -> int:
-    """Return how many nodes meet the job's demands but accept no new job now; 0 if enough others do."""
+    """Return how many of the nodes that the job needs are down or drained; 0 if enough other nodes are up."""
     suitable = [group for group in nodes if _holds(job, group)]
     away = sum(group.nodes for group in suitable if group.state.startswith(_AWAY))
     up = sum(group.nodes for group in suitable) - away
@@ -286,7 +290,7 @@ def nodes_away(job: Job, nodes: Sequence[NodeGroup]) -> int:
 
 
 def beyond_nodelist(job: Job) -> list[str]:
-    """Return a note if the job has more nodes than `nodelist` names; else an empty list."""
+    """Return one note if the job has more nodes than sbatch's `nodelist` names; else an empty list."""
     listed = listed_nodes(job)
     if listed is None:
         return []
@@ -297,5 +301,5 @@ def beyond_nodelist(job: Job) -> list[str]:
 
 
 def gib(megabytes: int) -> str:
-    """Return SLURM's megabytes as GiB, rounded down to a tenth."""
+    """Return SLURM's megabytes (MiB) as GiB in a text, rounded down to one decimal."""
     return f"{megabytes * 10 // 1024 / 10:g}"

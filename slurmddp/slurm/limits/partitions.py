@@ -1,7 +1,7 @@
 """Compare the request of a job with the limits of the site's partitions; pure.
 
-sbatch queues many requests that can never start, for more nodes than the partition has or more time than it
-allows. Such a job waits for ever, so that the request is compared before the submission.
+sbatch also queues jobs that can never start, such as jobs with more nodes than the partition has or more time
+than it allows. They would wait for ever, so jobs are compared with the limits before the submission.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slurmddp.slurm.units import parse_slurm_limit
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """One partition; None stands for no limit."""
+    """One partition of the site, with its limits; None means no limit."""
 
     name: str
     is_default: bool = False
@@ -30,14 +30,14 @@ class Partition:
     """The largest number of nodes of a job."""
     total_nodes: int | None = None
     max_cpus_per_node: int | None = None
-    """The largest number of CPUs of a job on each node."""
+    """The largest number of CPUs that a job may use on each node (MaxCPUsPerNode)."""
     max_memory_mb: int | None = None
-    """The largest memory of a job on each node."""
+    """The largest memory that a job may use on each node, in MB (MaxMemPerNode)."""
     preempt_mode: str = "OFF"
     grace_s: int = 0
     """Seconds between the SIGTERM and the SIGKILL of a preempted job."""
     qos: str = ""
-    """The quality of service whose limits hold for all jobs of the partition."""
+    """The quality of service whose limits hold for all jobs of the partition; empty if it sets none."""
     accounts: str = "ALL"
     """The accounts that may use the partition (AllowAccounts)."""
     qualities: str = "ALL"
@@ -52,7 +52,7 @@ def parse_partitions(text: str) -> dict[str, Partition]:
 
 
 def chosen(job: Job, partitions: Mapping[str, Partition]) -> list[Partition]:
-    """Return the partitions that a job may run in: those that it names, or else the default partition."""
+    """Return the partitions in which a job may run: those that it names, else the default partition."""
     names = _named(job)
     if names:
         return [partition for partition in partitions.values() if partition.name in names]
@@ -75,9 +75,10 @@ def check(
 
     Args:
         job: the job; any of its partitions may start it.
-        partitions: the partitions of the site, by name; nothing is compared if it is empty.
-        groups: the nodes of the site; GPUs, CPUs and memory are compared if it is not empty.
-        nodes_key: the key that holds the job's number of nodes.
+        partitions: the partitions of the site, by name; if empty, nothing is compared.
+        groups: the nodes of the site; if empty, GPUs, CPUs and memory are not compared.
+        nodes_key: the key to name in findings about the number of nodes: `nodes`, or `max_nodes` of a cluster
+            file.
     """
     if not partitions:
         return []
@@ -101,7 +102,7 @@ def check(
     for partition in candidates:
         of_partition = [group for group in groups if group.partition == partition.name]
         misfits = _misfits(job, partition, of_partition, nodes_key)
-        # One partition that the job fits is enough to start it.
+        # SLURM starts the job in any of its partitions, so one that fits is enough.
         if not misfits:
             return []
         findings += misfits
@@ -121,7 +122,7 @@ def _misfits(
     if not groups:
         return findings
 
-    # A key has one finding: the limit of the partition, or else what its nodes have.
+    # Only one finding is returned for each key: about the limit of the partition rather than about its nodes.
     keys = {finding.key for finding in findings}
     of_nodes = nodes.misfits(job, groups, partition.name, nodes_key)
     return [*findings, *(finding for finding in of_nodes if finding.key not in keys)]
@@ -131,7 +132,7 @@ def _over_limits(job: Job, partition: Partition, nodes_key: str) -> list[Finding
     source = f"partition {partition.name!r}"
     findings = _too_many_nodes(job, partition, nodes_key)
     findings += too_long(job.resources.time_limit_min, partition.max_time_min, source, "MaxTime")
-    # DOWN is no finding: SLURM accepts jobs for such a partition, and starts them when it is UP again.
+    # A partition that is DOWN gives no finding: SLURM queues its jobs, and starts them when it is UP again.
     if partition.state in {"INACTIVE", "DRAIN"}:
         site = f"{source} accepts no jobs now ({partition.state})"
         findings.append(_unusable(partition.name, site, "Use another partition=."))
@@ -153,7 +154,7 @@ def _too_many_nodes(job: Job, partition: Partition, nodes_key: str) -> list[Find
     largest = known[source]
     value = str(count)
     fewer = f"{nodes_key}={largest} or fewer"
-    # With spare nodes the job asks for more nodes than the key `nodes` holds.
+    # The job also asks for its spare nodes, which the key `nodes` does not count.
     if job.resources.spare_nodes:
         value = f"{job.resources.nodes} with spare_nodes={job.resources.spare_nodes}"
         fewer = f"{largest} nodes or fewer in all"
@@ -205,5 +206,5 @@ def _partition(facts: Mapping[str, str]) -> Partition:
 
 
 def _number(text: str) -> int | None:
-    """Return a number; None for UNLIMITED and the like."""
+    """Return the number in a text; None for a text such as UNLIMITED or N/A, which means no limit."""
     return int(text) if text.isdigit() else None

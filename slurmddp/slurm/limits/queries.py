@@ -26,7 +26,7 @@ _Shown = TypeVar("_Shown")
 def describe(slurm: SlurmClient) -> Site:
     """Return the partitions, nodes, settings and accounting of a SLURM.
 
-    Facts that the site shows only to its staff (`PrivateData`) are omitted and reported.
+    Facts that the site shows only to its staff (`PrivateData`) are omitted, and their lack is reported.
 
     Raises:
         SlurmError: SLURM does not answer.
@@ -44,7 +44,7 @@ def describe(slurm: SlurmClient) -> Site:
 
 def partitions(slurm: SlurmClient) -> dict[str, Partition]:
     """Return the partitions and their limits, by name."""
-    # `--all` also shows hidden partitions, which sbatch accepts too.
+    # `--all` also shows hidden partitions, because sbatch accepts them.
     return parse_partitions(slurm.query(["scontrol", "--all", "-o", "show", "partition"]))
 
 
@@ -57,9 +57,9 @@ def cluster_name(slurm: SlurmClient) -> str:
 
 
 def max_array_size(slurm: SlurmClient) -> int:
-    """Return the largest number of elements of an array: MaxArraySize bounds the index.
+    """Return the largest number of elements of a job array (MaxArraySize); 0 if the site has no arrays.
 
-    0: the site has no arrays, or does not show its limit.
+    0 is also returned if the site does not show its limit.
 
     Raises:
         SlurmError: SLURM does not answer.
@@ -78,43 +78,44 @@ def _config(slurm: SlurmClient) -> dict[str, str]:
 
 
 def _groups(slurm: SlurmClient) -> tuple[NodeGroup, ...]:
-    # Without --exact sinfo shows the smallest CPU count and memory of a partition's nodes in one state.
+    # Without --exact, sinfo groups different nodes and shows only the smallest CPU count and memory of a
+    # group.
     groups = parse_groups(slurm.query(["sinfo", "--noheader", "--all", "--exact", "-o", SINFO_FORMAT]))
     nodes = slurm.query(["scontrol", "--all", "-o", "show", "nodes"]).splitlines()
     return without_reserved(groups, [parse_facts(line) for line in nodes])
 
 
 def _if_shown(slurm: SlurmClient, ask: Callable[[SlurmClient], _Shown], what: str) -> _Shown | None:
-    """Return the result of a query; report and return None if SLURM answers only the site's staff.
+    """Return the result of a query; if only the site's staff may make it, report this and return None.
 
     Args:
         slurm: the SLURM to query.
         ask: makes the query.
-        what: the facts that the query returns, for the report.
+        what: name of the facts that the query returns, such as "nodes", for the report.
     """
     try:
         return ask(slurm)
     except SlurmError as error:
         if _DENIED.search(error.message) is None:
             raise
-        slurm.report(f"{error.message} The {what} of this site are not compared.")
+        slurm.report(f"{error.message} So jobs are not compared with the {what} of this site.")
         return None
 
 
 def _accounting(slurm: SlurmClient, config: Mapping[str, str]) -> accounting.Accounting | None:
-    """Return the accounting of a site; None if it does not answer, which is reported, or without sacctmgr."""
+    """Return the accounting of a site; None without sacctmgr, or if it does not answer, which is reported."""
     if shutil.which("sacctmgr") is None:
         return None
 
     show = ["sacctmgr", "--noheader", "--parsable2", "show"]
     name = pwd.getpwuid(os.getuid()).pw_name
     show_associations = [*show, "associations"]
-    # One database may serve several clusters; only this cluster's associations are wanted.
+    # A database of several clusters also returns the associations of the other clusters, unless one is named.
     if cluster := config.get("ClusterName"):
         show_associations.append(f"cluster={cluster}")
 
     where_user = [f"user={name}", f"format={accounting.ASSOCIATION_FIELDS}"]
-    # The rows without a user are those of the accounts themselves.
+    # The rows of accounts have no user.
     where_account = ["user=", f"format={accounting.ACCOUNT_FIELDS}"]
     try:
         qualities = slurm.query([*show, "qos", f"format={accounting.QOS_FIELDS}"])
@@ -124,7 +125,7 @@ def _accounting(slurm: SlurmClient, config: Mapping[str, str]) -> accounting.Acc
         user = ["--user", str(os.getuid())]
         queued = slurm.query(["squeue", "--noheader", "--all", "--array", *user, "-o", "%a|%q"])
     except SlurmError as error:
-        slurm.report(f"{error.message} Limits of accounts and QOS are not compared.")
+        slurm.report(f"{error.message} So jobs are not compared with limits of accounts and QOS.")
         return None
 
     return accounting.Accounting(

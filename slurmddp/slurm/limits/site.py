@@ -1,4 +1,4 @@
-"""A site as SLURM describes it, and the comparison of a job with the whole site; pure."""
+"""Describe a site, as SLURM shows it, and compare a job with its partitions, nodes and accounts; pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Site:
     partitions: Mapping[str, Partition]
     groups: tuple[NodeGroup, ...] = ()
     config: Mapping[str, str] = field(default_factory=dict)
-    """The facts of `scontrol show config`."""
+    """The `Key = value` pairs of `scontrol show config`."""
     accounting: Accounting | None = None
-    """None if the site has no accounting, or its accounting does not answer."""
+    """The accounts and limits of the user; None if the site has no accounting, or it does not answer."""
 
     @property
     def has_accounting(self) -> bool:
@@ -32,14 +32,14 @@ class Site:
         return storage not in ("", "(null)", "accounting_storage/none")
 
     def with_empty_queue(self) -> Site:
-        """Return the site without the person's jobs in the queue, to compare a job that is one of them."""
+        """Return the site with no queued jobs of the user, to compare a job that is itself in the queue."""
         if self.accounting is None:
             return self
         return replace(self, accounting=replace(self.accounting, queued=Counter()))
 
 
 def partitions_for(job: Job, site: Site) -> dict[str, Partition]:
-    """Return the partitions without the limits that the quality of service of a job lifts."""
+    """Return the site's partitions, without the limits that the quality of service of a job overrides."""
     partitions = dict(site.partitions)
     if _has_flag(job, site, "PartitionMaxNodes"):
         partitions = {name: replace(partition, max_nodes=None) for name, partition in partitions.items()}
@@ -49,19 +49,19 @@ def partitions_for(job: Job, site: Site) -> dict[str, Partition]:
 
 
 def may_lift(job: Job, site: Site, finding: Finding) -> bool:
-    """Decide whether the limit of a finding may be lifted by a rule that no command of SLURM shows."""
+    """Decide whether a rule that no command of SLURM shows may override the limit of a finding."""
     # A job_submit plugin may choose the partition and the QOS, and change the time limit.
     has_plugins = site.config.get("JobSubmitPlugins", "(null)") not in ("", "(null)")
     if has_plugins and (finding.limit or not job.cluster.partition):
         return True
 
-    # A quality of service may lift the MaxNodes of a partition.
+    # A quality of service may override the MaxNodes of a partition.
     if finding.key in ("nodes", "max_nodes") and not finding.limit:
         return _has_flag(job, site, "PartitionMaxNodes") is None
     if finding.limit != "MaxTime":
         return False
 
-    # A reservation or `time-min` may lift the MaxTime of a partition.
+    # A reservation or `time-min` may override the MaxTime of a partition.
     sbatch = {str(name).replace("_", "-") for name, value in job.cluster.sbatch.items() if value}
     if job.cluster.reservation or not sbatch.isdisjoint({"reservation", "time-min"}):
         return True
@@ -69,10 +69,11 @@ def may_lift(job: Job, site: Site, finding: Finding) -> bool:
 
 
 def nodes_to_ask(job: Job, site: Site) -> int | None:
-    """Return the number of nodes to ask `sbatch --test-only` for; None: as many as the job has.
+    """Return the number of nodes to ask for in `sbatch --test-only`; None: the job's number of nodes.
 
-    sbatch --test-only refuses more nodes than `nodelist` names or than the partition's MaxNodes. It does so
-    even if SLURM would add nodes of its choice, or if the quality of service lifts MaxNodes.
+    `sbatch --test-only` refuses more nodes than `nodelist` names or than the partition's MaxNodes, although
+    sbatch itself would accept the job: SLURM adds nodes to such a list, and a quality of service may override
+    MaxNodes. So fewer nodes are asked for.
     """
     listed = listed_nodes(job)
     if listed:
@@ -89,18 +90,19 @@ def _has_flag(job: Job, site: Site, flag: str) -> bool | None:
     """Return whether the quality of service of a job has a flag; None if it is not known."""
     if site.accounting is not None:
         return accounting.has_flag(job, site.accounting, flag)
-    # Without an answer of the accounting, a quality of service may have any flag.
+    # The accounting did not answer, so a quality of service may have any flag.
     return None if job.cluster.qos or site.has_accounting else False
 
 
 def check(job: Job, site: Site, *, nodes_key: str = "nodes", jobs: int = 1) -> list[Finding]:
-    """Return a finding for each reason why `job` would not start at this site.
+    """Return a finding for each reason why this site would not start `job`.
 
     Args:
         job: the job.
         site: the site.
-        nodes_key: the key that holds the job's number of nodes.
-        jobs: the number of such jobs, the elements of an array.
+        nodes_key: the key to name in findings about the number of nodes: `nodes`, or `max_nodes` of a cluster
+            file.
+        jobs: the number of equal jobs that are submitted together, as elements of an array.
     """
     findings = partitions.check(job, partitions_for(job, site), site.groups, nodes_key=nodes_key)
     findings += _gpu_request(job, site)
@@ -123,7 +125,7 @@ def check_cluster(job: Job, site: Site) -> list[Finding]:
 
 
 def at_largest_size(job: Job) -> Job:
-    """Return the job with as many nodes as its cluster file allows."""
+    """Return the job with the largest number of nodes that its cluster file allows."""
     largest = job.cluster.max_nodes
     if largest is None:
         return job
@@ -135,7 +137,7 @@ def _gpu_request(job: Job, site: Site) -> list[Finding]:
     if not job.resources.gpus_per_node or job.cluster.gpu_request != "gpus-per-node":
         return []
 
-    # Other plugins know GPUs only by --gres.
+    # With other plugins than select/cons_tres, SLURM knows only --gres for GPUs.
     plugin = site.config.get("SelectType", "select/cons_tres")
     if plugin.endswith("cons_tres"):
         return []

@@ -65,7 +65,7 @@ def test_without_accounting_only_its_limits_are_not_known(
     write_site(programs)
     (programs.folder / "qos").unlink()
     assert describe(SlurmClient()).accounting is None
-    assert "Limits of accounts and QOS are not compared." in capsys.readouterr().err
+    assert "So jobs are not compared with limits of accounts and QOS." in capsys.readouterr().err
     programs.write("config", sites.CONFIG.replace("accounting_storage/slurmdbd", "(null)"))
     assert describe(SlurmClient()).accounting is None
     assert capsys.readouterr().err == ""
@@ -80,7 +80,8 @@ def test_what_a_site_shows_to_its_staff_only_is_left_out(
     programs.write("deny-nodes", "")
     assert describe(slurm) == replace(sites.site(), groups=())
     assert said == [
-        "sinfo failed: slurm_load_node: Access/permission denied. The nodes of this site are not compared."
+        "sinfo failed: slurm_load_node: Access/permission denied. So jobs are not compared with the nodes of "
+        "this site."
     ]
     programs.write("deny-partitions", "")
     assert describe(slurm) == replace(sites.site(), groups=(), partitions={})
