@@ -29,9 +29,9 @@ from slurmddp.control.sweep import SweepBegins
 from slurmddp.environments.names import DETACHED_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.host.regular_file import read_regular
+from slurmddp.runs.folder import git
 from slurmddp.runs.folder.late_files import read_text
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.folder.project_files import NOT_IN_GIT
 from slurmddp.runs.text_format import counted, shorter
 from slurmddp.settings.spec import own_script, total_steps
 
@@ -100,7 +100,7 @@ class StartView:
             place = f"{counted(job.resources.all_nodes, 'node')} of job {allocation.job_id}"
 
         print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {place})")
-        _print_places(folder)
+        _print_places(job)
         if allocation and allocation.nodes > job.resources.all_nodes:
             print(
                 f"note    job {allocation.job_id} holds {allocation.nodes} nodes; to use more, set nodes=N."
@@ -156,7 +156,7 @@ def _print_submission(event: SubmittedJob | SubmittedArray | AdoptedJob) -> None
             folder = RunFolder(job.run_dir)
             print(f"run     {folder.name}  ({counted(job.resources.world_size, 'rank')} on {_nodes(job)})")
             print(f"job     {job_id}")
-            _print_places(folder)
+            _print_places(job)
             for note in notes:
                 print(f"note    {note}")
 
@@ -186,16 +186,23 @@ def _nodes(job: Job) -> str:
     return f"{nodes} of {job.cluster.name}"
 
 
-def _print_places(folder: RunFolder) -> None:
+def _print_places(job: Job) -> None:
     """Print the folder of a run and the version of its code, or a tip if the project is not in git."""
+    folder = RunFolder(job.run_dir)
     print(f"folder  {folder.path}")
     # With snapshot=false, the run has no file with the version of its code.
     with suppress(OSError):
         note = read_regular(folder.code_note_file).decode().strip()
-        if NOT_IN_GIT not in note:
+        if folder.code_dir.exists() or not _lacks_repository(job):
             print(f"code    {note}")
         elif not _has_other_runs(folder):
             print("tip     run `git init` in the project: then each run keeps a copy of its code.")
+
+
+def _lacks_repository(job: Job) -> bool:
+    """Return whether the project of a job is not in a git repository."""
+    trouble = git.trouble_of(job.project_dir)
+    return trouble is not None and trouble.kind == "no_repository"
 
 
 def _has_other_runs(folder: RunFolder) -> bool:

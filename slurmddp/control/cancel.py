@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slurmddp.control.jobs_of_runs import cancel_jobs, with_leftovers
 from slurmddp.control.selection import select_own
 from slurmddp.errors import SlurmError
 from slurmddp.host.atomic_file import write_atomic
+from slurmddp.launchers.submit.queued_jobs import live_jobs, with_leftovers
 from slurmddp.runs.folder.history import History, read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.alive import is_alive, is_here
@@ -131,7 +131,7 @@ def _end(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tuple[list[st
         else:
             slurm_runs.append((folder, history.open_jobs))
 
-    _cancel_jobs(slurm_runs, slurm, jobs)
+    _cancel_jobs_or_explain(slurm_runs, slurm, jobs)
 
     # A resubmission that began before the file `cancelled` existed may have recorded another job since.
     late: list[tuple[RunFolder, Sequence[str]]] = []
@@ -140,7 +140,7 @@ def _end(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tuple[list[st
         if newer:
             late.append((folder, newer))
 
-    _cancel_jobs(late, slurm, jobs)
+    _cancel_jobs_or_explain(late, slurm, jobs)
 
     for folder, history in zip(folders, histories, strict=True):
         folder.add_event("cancelled", job_id=history.job_id)
@@ -148,7 +148,7 @@ def _end(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tuple[list[st
     return [(jobs[folder.path], processes.get(folder.path)) for folder in folders]
 
 
-def _cancel_jobs(
+def _cancel_jobs_or_explain(
     runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmClient, cancelled: dict[Path, list[str]]
 ) -> None:
     """Cancel the queued and running jobs of runs, and add their ids to `cancelled` under the run's path.
@@ -171,6 +171,38 @@ def _cancel_jobs(
 
     for (folder, _), ids in zip(runs, jobs_of_each, strict=True):
         cancelled[folder.path].extend(ids)
+
+
+def cancel_jobs(runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmClient) -> list[list[str]]:
+    """Cancel the queued and running jobs of runs, and return their ids.
+
+    Args:
+        runs: each run, with the ids of the jobs that its folder records. Jobs that SLURM has, but the folder
+            does not record, are cancelled as well.
+        slurm: the client of the SLURM to which the runs belong.
+
+    Returns:
+        For each run, the ids of the cancelled jobs; empty if it had none.
+
+    Raises:
+        SlurmError: SLURM does not answer, or refuses.
+    """
+    named = [job_id for _, ids in runs for job_id in ids if not job_id.startswith("local")]
+    known = slurm.jobs(named) if named else {}
+    unrecorded = live_jobs([folder for folder, _ in runs], slurm)
+
+    jobs_of_each: list[list[str]] = []
+    for (folder, ids), live in zip(runs, unrecorded, strict=True):
+        recorded = [job_id for job_id in ids if job_id in known and known[job_id].may_be_of(folder.path)]
+        # squeue has forgotten a job with an error (see `JobState.error`), so there is nothing to cancel.
+        open_jobs = [job_id for job_id in recorded if not known[job_id].terminal and not known[job_id].error]
+        jobs_of_each.append([*open_jobs, *(job_id for job_id in live if job_id not in open_jobs)])
+
+    wanted = [job_id for ids in jobs_of_each for job_id in ids]
+    if wanted:
+        slurm.cancel(*wanted)
+
+    return jobs_of_each
 
 
 def _subject(runs: Sequence[tuple[RunFolder, Sequence[str]]]) -> str:

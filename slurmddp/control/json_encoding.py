@@ -16,9 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from slurmddp import errors
-from slurmddp.errors import SlurmddpError
-
 VERSION = 1
 """Version of the documents. It grows if a key is removed or changes its meaning, not if a key is added."""
 
@@ -50,31 +47,6 @@ def from_json(kind: type[T], document: Mapping[str, Any], host: str = "") -> T:
     """
     value: T = _read(kind, document, getattr(kind, "__name__", str(kind)), host)
     return value
-
-
-def error_to_json(error: SlurmddpError) -> dict[str, Any]:
-    """Convert an error to a JSON document, from which `error_from_json` makes the same error elsewhere."""
-    return {
-        "version": VERSION,
-        "kind": type(error).__name__,
-        "message": error.message,
-        "hint": error.hint,
-        "exit_code": error.exit_code,
-    }
-
-
-def error_from_json(document: Mapping[str, Any]) -> SlurmddpError:
-    """Return the error from which `error_to_json` made a document; SlurmddpError if its class is unknown."""
-    kind = vars(errors).get(document["kind"])
-    if not isinstance(kind, type) or not issubclass(kind, SlurmddpError):
-        # The other machine raised an error whose class is not in `errors`: it belongs to another module or to
-        # another version of slurmddp.
-        kind = SlurmddpError
-
-    error: SlurmddpError = kind(document["message"], hint=document["hint"])
-    error.exit_code = document["exit_code"]
-
-    return error
 
 
 def json_value(value: Any) -> Any:

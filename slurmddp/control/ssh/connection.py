@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 
 from slurmddp import __version__
 from slurmddp.control.events import HostGreeting, HostOutput, HostSilent, Report, ignore
-from slurmddp.control.json_encoding import error_from_json
+from slurmddp.control.ssh.error_encoding import error_from_json
 from slurmddp.control.ssh.host_stderr import HostMessages
 from slurmddp.errors import LoginNodeError
 

@@ -36,9 +36,10 @@ from typing import IO, Any, TextIO
 
 from slurmddp import __version__
 from slurmddp.control.events import Report, ignore
-from slurmddp.control.json_encoding import error_to_json, to_json
-from slurmddp.control.ssh import code
+from slurmddp.control.json_encoding import to_json
+from slurmddp.control.ssh import receive_code
 from slurmddp.control.ssh.connection import END_OF_REQUEST, answer_line, proof_of
+from slurmddp.control.ssh.error_encoding import error_to_json
 from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import (
     EXIT_FINISHED,
@@ -166,11 +167,11 @@ def _received_code(
         report: called with `Waiting` and `Note`.
     """
     files = sent_code.from_json(listed)
-    code.open_folder(folder)
-    with code.locked(folder, report):
-        wanted = code.missing(folder, files)
+    receive_code.open_folder(folder)
+    with receive_code.locked(folder, report):
+        wanted = receive_code.missing(folder, files)
         answer(folder=str(folder), wanted=[file.name for file in wanted])
-        code.Receiver(folder, files, report).receive(source, wanted)
+        receive_code.Receiver(folder, files, report).receive(source, wanted)
         answer(received=True)
         yield
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from slurmddp import __version__
 from slurmddp.control.events import CodeSent, Report, ignore
-from slurmddp.control.ssh import code
 from slurmddp.control.ssh.connection import Exchange, LoginNode, exchange
+from slurmddp.control.ssh.receive_code import default_folder
 from slurmddp.control.ssh.runs import pass_through
+from slurmddp.control.ssh.send_code import Delivery, collect
 from slurmddp.errors import LoginNodeError
 from slurmddp.runs.folder import sent_code
 
@@ -59,8 +60,8 @@ def code_sent(
         report: called with `CodeSent`, and with each `HostOutput`.
     """
     project = Path.cwd()
-    delivery = code.collect(project)
-    folder = re.sub("^~(/|$)", "", keys["ssh_folder"] or code.default_folder(project))
+    delivery = collect(project)
+    folder = re.sub("^~(/|$)", "", keys["ssh_folder"] or default_folder(project))
     node = LoginNode(host=keys["ssh"] or "", folder=folder, python=keys["python"])
     whole = {
         **request,
@@ -82,7 +83,7 @@ def code_sent(
         yield session
 
 
-def _send_code(session: Exchange, delivery: code.Delivery, report: Report) -> None:
+def _send_code(session: Exchange, delivery: Delivery, report: Report) -> None:
     """Send the contents of the files that the host asks for, and wait until it has received them.
 
     The absolute path of the folder on the host, which its answer contains, is stored in `session.node`.

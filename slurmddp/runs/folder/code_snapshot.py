@@ -21,13 +21,11 @@ from slurmddp.errors import ConfigError
 from slurmddp.host.hard_link import link
 from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.folder import sent_code
+from slurmddp.runs.folder.git import has_git, run_git, trouble_of
 from slurmddp.runs.folder.project_files import (
-    git_trouble,
-    has_git,
     list_files,
     list_sent,
     refuse_large,
-    run_git,
 )
 from slurmddp.runs.folder.sent_code import SentFile
 from slurmddp.runs.text_format import counted
@@ -60,9 +58,9 @@ def take(project_dir: Path, target: Path, *, exclude: Sequence[Path] = ()) -> st
     if sent:
         files = list_sent(project_dir, sent, exclude)
     else:
-        trouble = git_trouble(project_dir)
+        trouble = trouble_of(project_dir)
         if trouble:
-            return f"No snapshot of the code: {trouble}. Jobs import it from {project_dir}."
+            return f"No snapshot of the code: {trouble.reason}. Jobs import it from {project_dir}."
         files = list_files(project_dir, exclude)
     refuse_large(project_dir, files.code)
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,8 +15,9 @@ from pathlib import Path
 
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import sent_code
+from slurmddp.runs.folder.git import run_git, trouble_of
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.folder.secret_files import is_secret, is_secret_folder
+from slurmddp.runs.folder.secret_files import is_secret
 from slurmddp.runs.folder.sent_code import SentFile
 from slurmddp.slurm.job_script import ELEMENT, ELEMENTS
 
@@ -26,21 +25,11 @@ MOST_MB = 200
 """Largest total size of the copied files."""
 _MOST_ENTRIES = 10_000
 """Outside a git repository, a folder with more entries is not searched for Python files."""
-_CODE_DOTFILES = frozenset({".gitignore", ".gitattributes", ".python-version"})
-"""Names with a leading dot that belong to the code of a project outside a git repository."""
 _CACHES = frozenset({
     "__pycache__", ".git", ".hg", ".venv", "venv", ".tox", ".nox", ".eggs", "node_modules", ".mypy_cache",
     ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".idea", ".vscode", ".DS_Store",
 })  # fmt: skip
 """Names of ignored entries that no training reads."""
-_OTHER_REPOSITORY = frozenset({
-    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE",
-    "GIT_PREFIX",
-})  # fmt: skip
-"""Variables that make git use another repository than the folder's; git sets them for its hooks."""
-NOT_IN_GIT = "is not in a git repository"
-"""Part of the description of a run without a copy of its code."""
-_GIT_REPORTS = "git reports "
 
 
 @dataclass(frozen=True)
@@ -55,29 +44,6 @@ class ProjectFiles:
     """Files and whole folders that git ignores, without caches and Python environments."""
 
 
-def files_to_send(project_dir: Path) -> ProjectFiles:
-    """Return the files to send to a login node, in `code`, and the secret files that are not sent.
-
-    In a git repository, the code is all files that git tracks, and new files that git does not ignore.
-    Elsewhere it is every file without a leading dot in its path.
-
-    Raises:
-        ConfigError: the code is larger than `MOST_MB`, or its git repository can't be read.
-    """
-    trouble = git_trouble(project_dir)
-    # If git fails, the files that .gitignore names are unknown and would be sent, so nothing is sent.
-    if trouble.startswith(_GIT_REPORTS):
-        raise _unreadable(project_dir, trouble)
-    files = _walk(project_dir) if trouble else list_files(project_dir, ())
-
-    # Sockets and pipes are no code, and reading a pipe would never end.
-    code = [path for path in files.code if path.is_symlink() or path.is_file()]
-    # If the project itself came over ssh, the folder with the list of sent files is not part of its code.
-    code = [path for path in code if not path.is_relative_to(project_dir / sent_code.FOLDER)]
-    refuse_large(project_dir, code)
-    return ProjectFiles(code=code, secrets=files.secrets, ignored=[])
-
-
 def sources(project_dir: Path, exclude: Sequence[Path] = ()) -> list[Path]:
     """Return the files that count as the code of a project, without files in the folders `exclude`.
 
@@ -89,11 +55,11 @@ def sources(project_dir: Path, exclude: Sequence[Path] = ()) -> list[Path]:
     sent = sent_code.of(project_dir)
     if sent is not None:
         return list_sent(project_dir, sent, exclude).code
-    if git_trouble(project_dir):
+    if trouble_of(project_dir):
         return _python_files(project_dir, exclude)
 
     tracked, new, _ = _entries(project_dir)
-    python = {path for path in new if path.suffix == ".py" and not _is_cache(path, project_dir)}
+    python = {path for path in new if path.suffix == ".py" and not is_cache(path, project_dir)}
     code = _without_runs({*tracked, *python}, project_dir, exclude)
 
     if sum(path.lstat().st_size for path in code) > MOST_MB * 1e6:
@@ -118,8 +84,8 @@ def _python_files(project_dir: Path, exclude: Sequence[Path]) -> list[Path]:
             for inner in folders
             if not inner.startswith(".")
             and folder / inner not in exclude
-            and not _is_cache(folder / inner, project_dir)
-            and not _is_run(folder / inner)
+            and not is_cache(folder / inner, project_dir)
+            and not is_run(folder / inner)
         ]
     return sorted(python)
 
@@ -140,26 +106,6 @@ def refuse_large(project_dir: Path, files: Sequence[Path]) -> None:
     )
 
 
-def has_git() -> bool:
-    """Return whether this machine has git."""
-    return shutil.which("git") is not None
-
-
-def git_trouble(project_dir: Path) -> str:
-    """Return a phrase that says why git can't list the files of `project_dir`; empty if it can."""
-    if not has_git():
-        return "there is no git on this machine"
-    result = run_git(project_dir, "rev-parse", "--is-inside-work-tree")
-    if result.returncode == 0 and result.stdout.strip() == b"true":
-        return ""
-
-    # git has the same exit code for all errors, so a missing repository is recognised by the message.
-    lines = result.stderr.decode(errors="replace").strip().splitlines()
-    if lines and "not a git repository" not in lines[0]:
-        return f"{_GIT_REPORTS}{lines[0]!r}"
-    return f"{project_dir} {NOT_IN_GIT}"
-
-
 def list_files(project_dir: Path, exclude: Sequence[Path]) -> ProjectFiles:
     """Return the code, secrets and ignored entries of a git repository, without run folders and `exclude`."""
     tracked, new, ignored = _entries(project_dir)
@@ -173,49 +119,23 @@ def list_files(project_dir: Path, exclude: Sequence[Path]) -> ProjectFiles:
     return ProjectFiles(
         code=kept({*tracked, *new}.difference(secrets)),
         secrets=kept(set(secrets)),
-        ignored=[path for path in kept(topmost) if not _is_cache(path, project_dir)],
+        ignored=[path for path in kept(topmost) if not is_cache(path, project_dir)],
     )
 
 
 def _without_runs(paths: Iterable[Path], project_dir: Path, exclude: Sequence[Path]) -> list[Path]:
     """Return the sorted `paths` that are neither in a run folder nor in a folder in `exclude`."""
     # Cached, because many files are in the same folder, and each check of a folder asks the file system.
-    is_run = cache(_is_run)
+    is_run_folder = cache(is_run)
 
     def is_left_out(path: Path) -> bool:
         if any(path.is_relative_to(folder) for folder in exclude):
             return True
-        return any(is_run(folder) for folder in (path, *path.parents) if folder.is_relative_to(project_dir))
+        return any(
+            is_run_folder(folder) for folder in (path, *path.parents) if folder.is_relative_to(project_dir)
+        )
 
     return sorted(path for path in paths if not is_left_out(path))
-
-
-def _walk(project_dir: Path) -> ProjectFiles:
-    """Return the entries of a project outside a git repository, without run folders, caches and dotfiles."""
-    code: list[Path] = []
-    secrets: list[Path] = []
-    for folder, folders, files in os.walk(project_dir):
-        inside = Path(folder)
-        # os.walk lists links to folders among the folders, but does not enter them, so they count as files
-        # here.
-        links = [name for name in folders if (inside / name).is_symlink()]
-        for path in sorted(inside / name for name in (*files, *links)):
-            if is_secret(path, project_dir):
-                secrets.append(path)
-            elif _is_visible(path) and not _is_cache(path, project_dir):
-                code.append(path)
-
-        secrets += [inside / name for name in folders if is_secret_folder(name)]
-        folders[:] = [name for name in folders if _may_hold_code(inside / name, project_dir)]
-    return ProjectFiles(code=sorted(code), secrets=sorted(secrets), ignored=[])
-
-
-def _may_hold_code(folder: Path, project_dir: Path) -> bool:
-    return _is_visible(folder) and not _is_cache(folder, project_dir) and not _is_run(folder)
-
-
-def _is_visible(path: Path) -> bool:
-    return not path.name.startswith(".") or path.name in _CODE_DOTFILES
 
 
 def list_sent(project_dir: Path, sent: Sequence[SentFile], exclude: Sequence[Path]) -> ProjectFiles:
@@ -226,7 +146,7 @@ def list_sent(project_dir: Path, sent: Sequence[SentFile], exclude: Sequence[Pat
 
     def is_left_out(path: Path) -> bool:
         is_excluded = any(path.is_relative_to(folder) for folder in exclude)
-        return is_excluded or path.name == sent_code.FOLDER or _is_run(path) or _is_cache(path, project_dir)
+        return is_excluded or path.name == sent_code.FOLDER or is_run(path) or is_cache(path, project_dir)
 
     folders = [project_dir]
     while folders:
@@ -262,7 +182,7 @@ def _listed(repository: Path, *options: str) -> Iterator[Path]:
     if result.returncode != 0:
         lines = result.stderr.decode(errors="replace").strip().splitlines()
         trouble = repr(lines[-1]) if lines else f"exit code {result.returncode}"
-        raise _unreadable(repository, f"{_GIT_REPORTS}{trouble}")
+        raise unreadable(repository, f"git reports {trouble}")
 
     for entry in result.stdout.split(b"\0"):
         if entry:
@@ -273,32 +193,26 @@ _MARKS = ((RunFolder.overrides_file, RunFolder.config_file), (ELEMENTS, ELEMENT)
 """Pairs of files: a folder with both files of a pair is a run folder, or the folder of an array."""
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is a run folder, or the folder of an array."""
     return any((folder / first).exists() and (folder / second).exists() for first, second in _MARKS)
 
 
-def _is_cache(path: Path, project_dir: Path) -> bool:
+def is_cache(path: Path, project_dir: Path) -> bool:
+    """Return whether a path is a Python environment, a compiled file, or in a folder of a cache."""
     is_environment = (path / "pyvenv.cfg").exists() or (path / "conda-meta").exists()
     caches = _CACHES.intersection(path.relative_to(project_dir).parts)
     return is_environment or bool(caches) or path.suffix in (".pyc", ".pyo", ".egg-info")
 
 
-def _unreadable(repository: Path, trouble: str) -> ConfigError:
+def unreadable(repository: Path, reason: str) -> ConfigError:
+    """Return the error for a repository whose files git can't list.
+
+    Args:
+        repository: the folder of the repository.
+        reason: the reason, as a clause.
+    """
     return ConfigError(
-        f"The files of {repository} can't be listed: {trouble}. Nothing was started.",
+        f"The files of {repository} can't be listed: {reason}. Nothing was started.",
         hint=f"Repair the repository until `git -C {shlex.quote(str(repository))} status` works.",
-    )
-
-
-def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run git in `folder`, without variables such as GIT_DIR; return the completed process and its output."""
-    environ = {name: value for name, value in os.environ.items() if name not in _OTHER_REPOSITORY}
-    # Messages in English, because `git_trouble` reads them.
-    environ["LC_ALL"] = "C"
-    return subprocess.run(
-        ["git", "-C", str(folder), *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=environ,
-        check=False,
     )

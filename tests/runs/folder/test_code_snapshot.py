@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from slurmddp.control.ssh.files_to_send import files_to_send
 from slurmddp.errors import ConfigError
 from slurmddp.runs.folder import project_files
 from slurmddp.runs.folder.code_snapshot import take
-from slurmddp.runs.folder.project_files import files_to_send, sources
+from slurmddp.runs.folder.project_files import sources
 
 
 def git(folder: Path, *arguments: str) -> str:

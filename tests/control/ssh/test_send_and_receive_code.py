@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.control.events import Note, Waiting, ignore
-from slurmddp.control.ssh import code
+from slurmddp.control.ssh import receive_code, send_code
 from slurmddp.errors import ConfigError, LoginNodeError
 from slurmddp.runs.folder import code_snapshot, sent_code
 from support.runs.agent_runs import wait_until
@@ -47,13 +47,13 @@ def deliver(
 ) -> list[object]:
     """Send the code of `project` to `folder`, and return the events; the last `lost` bytes do not arrive."""
     events = [] if events is None else events
-    delivery = code.collect(project)
-    code.open_folder(folder)
-    with code.locked(folder, events.append):
-        wanted = code.missing(folder, delivery.files)
+    delivery = send_code.collect(project)
+    receive_code.open_folder(folder)
+    with receive_code.locked(folder, events.append):
+        wanted = receive_code.missing(folder, delivery.files)
         content = b"".join(delivery.content(file) for file in wanted)
         stream = io.BytesIO(content[: len(content) - lost])
-        code.Receiver(folder, delivery.files, events.append).receive(stream, wanted)
+        receive_code.Receiver(folder, delivery.files, events.append).receive(stream, wanted)
     return events
 
 
@@ -191,7 +191,7 @@ def test_the_code_stays_until_the_submission_that_sent_it_has_ended(home: Path, 
     (project / "train.py").write_text("LR = 0.2\n")
     events: list[object] = []
     other = threading.Thread(target=deliver, args=(project, folder), kwargs={"events": events})
-    with code.locked(folder, ignore):
+    with receive_code.locked(folder, ignore):
         other.start()
         wait_until(lambda: events, "the second submission to wait")
         assert isinstance(events[0], Waiting) and events[0].name == str(folder)
@@ -241,7 +241,7 @@ def test_a_home_is_no_project_and_a_name_does_not_leave_the_folder(home: Path):
     (home / "train.py").write_text("")
     for folder in (home, home.parent, Path("/")):
         with pytest.raises(ConfigError, match="contains your home directory"):
-            code.collect(folder)
+            send_code.collect(folder)
     for name in ("../x", "/etc/x", "a/../../x", ""):
         with pytest.raises(ValueError, match="inside the project"):
             sent_code.from_json([{"name": name, "size": 0, "digest": ""}])
@@ -314,7 +314,7 @@ def test_passwords_and_keys_stay_on_the_laptop(home: Path, project: Path, in_git
     os.mkfifo(project / "pipe")
     if in_git:
         subprocess.run(["git", "init", "-q", project], check=True)
-    delivery = code.collect(project)
+    delivery = send_code.collect(project)
     sent = {file.name for file in delivery.files}
     assert sent == {
         "train.py",
