@@ -30,7 +30,7 @@ from slurmddp.environments.names import DETACHED_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.host.regular_file import read_regular
 from slurmddp.runs.folder import git
-from slurmddp.runs.folder.late_files import read_text
+from slurmddp.runs.folder.late_files import is_there, read_text
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.text_format import counted, shorter
 from slurmddp.settings.spec import own_script, total_steps
@@ -193,7 +193,7 @@ def _print_places(job: Job) -> None:
     # With snapshot=false, the run has no file with the version of its code.
     with suppress(OSError):
         note = read_regular(folder.code_note_file).decode().strip()
-        if folder.code_dir.exists() or not _lacks_repository(job):
+        if is_there(folder.code_dir) or not _lacks_repository(job):
             print(f"code    {note}")
         elif not _has_other_runs(folder):
             print("tip     run `git init` in the project: then each run keeps a copy of its code.")

@@ -155,7 +155,7 @@ def test_stop_while_slurm_is_silent_says_that_it_is_not_sure(make_run, slurm, ca
     slurm.set_state("7", "PENDING", reason="Resources")
     assert main(["status", "gpt"]) == 0
     said = capsys.readouterr().out
-    assert "queued: job 7 waits: the nodes it needs are busy, asked to stop" in said
+    assert "queued: job 7 waits: the nodes that it needs are busy, asked to stop" in said
     assert f"`slurmddp stop {folder.name}` once more takes its job out of the queue" in said
     assert main(["stop", "gpt"]) == 0
     assert "job 7 was taken out of the queue" in capsys.readouterr().out
