@@ -25,7 +25,7 @@ class ExitCode(NamedTuple):
     meaning: str
     detail: str = ""
     follows: str = ""
-    """What follows a batch job that ends with this code; empty if no batch job does."""
+    """What happens after a batch job has ended with this code; empty if no batch job ends with it."""
 
     @property
     def text(self) -> str:
@@ -37,20 +37,20 @@ EXIT_CODES = {
     EXIT_FINISHED: ExitCode(
         "finished, or submitted",
         "with `train` and `resume` also: the run is active already",
-        "nothing; a job that finds its run ended, stopped, cancelled, or run by another job ends so too",
+        "nothing; also the code of a job whose run has ended, was stopped, cancelled, or runs in another job",
     ),
     EXIT_FAILED: ExitCode(
         "the training failed, or a checkpoint is bad, missing or not written",
         "rank, host and last lines of a failure are shown",
-        "tried again within `policy.max_restarts`, after progress; without progress once more, if an earlier "
-        "attempt had progressed; also after codes not in this table",
+        "the job is requeued, within `policy.max_restarts`, after progress, or once if only an earlier "
+        "attempt made progress; also after codes not in this table",
     ),
     EXIT_USAGE: ExitCode("unknown command or flag, or a missing or wrong argument"),
     EXIT_NO_RUN: ExitCode("no run of that name, or several"),
     EXIT_LOGIN_NODE: ExitCode("the login node (`ssh=`) can't be reached, or can't run this slurmddp"),
     EXIT_SLURM: ExitCode("SLURM is missing, does not answer, or refused"),
     EXIT_RUN_STATE: ExitCode(
-        "the run has finished, is ending, or is active, so it can't be changed or put aside",
+        "the run has finished, is ending, or is active, so it can't be changed or started anew",
         "nothing was done",
     ),
     EXIT_STOPPED: ExitCode(
@@ -61,17 +61,17 @@ EXIT_CODES = {
     EXIT_UNHEALTHY_NODE: ExitCode(
         "a node failed the preflight, or SLURM could not start its agent",
         "the job runs again",
-        "tried again within `policy.max_restarts`; after the preflight on other nodes",
+        "the job is requeued, within `policy.max_restarts`; after a failed preflight on other nodes",
     ),
     EXIT_CONFIG: ExitCode(
         "a wrong value of a setting or flag",
         "if it was found at once, nothing was started, queued or written",
-        "nothing: correct it, then `slurmddp train` again; an array submitted by hand ends so too",
+        "nothing; correct the value, `slurmddp train` again; also the code of an array submitted by hand",
     ),
     EXIT_NO_PROGRESS: ExitCode(
         "no progress since the last attempt, or a later attempt has taken over",
         "the job does not run again",
-        "nothing from this job; the log says which",
+        "this job is not requeued; its log shows which of the two it was",
     ),
     EXIT_INTERRUPTED: ExitCode(
         "interrupted", "a killed local run resumes from its last checkpoint, if its program has saved one"

@@ -1,4 +1,4 @@
-"""Call a function on this rank, and store the return value of rank 0: the program of `slurmddp.submit`.
+"""The program that `slurmddp.submit` runs on each rank: call a function; rank 0 stores its return value.
 
 python -m slurmddp.function_call RUN package.module.function '[1, "two"]'
 """

@@ -1,7 +1,8 @@
 """Find user code by its import path.
 
 A strategy, a launcher or an environment is chosen by the name of a shipped class, by the import path of a
-class, or as an object. Each has a protocol with few methods, whose presence `build` checks.
+class, or as an object. Each of the three kinds has a Protocol class. `build` checks that the object has its
+methods.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def _no_module(path: str, name: str, parent: ModuleType | None, key: str) -> Con
 
 
 def src_layout_hint(module: str, project_dir: Path | None = None) -> str:
-    """Return advice about a module that can't be found, but is in `src/` of the project; empty if it is not.
+    """Return advice for a missing module that is in `src/` of the project; empty if `src/` lacks it too.
 
     Args:
         module: the dotted name of the module.

@@ -72,7 +72,7 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """The run folder."""
+        """The path of the run folder."""
         return self._folder.path
 
     def status(self) -> RunStatus:
@@ -211,7 +211,7 @@ class Run:
         if _is_function(config):
             raise SlurmddpError(
                 f"{self.name} has finished, but its folder contains no result.",
-                hint="`slurmddp.submit(..., again=True)` calls the function once more.",
+                hint="`slurmddp.submit(..., again=True)` calls the function again.",
             )
 
         return None
@@ -234,7 +234,7 @@ class Run:
             raise SlurmddpError(
                 f"{self.path / name} ({len(content)} bytes) contains no value that this Python can read: "
                 f"{type(error).__name__}: {error}.",
-                hint="`slurmddp.submit(..., again=True)` calls the function once more.",
+                hint="`slurmddp.submit(..., again=True)` calls the function again.",
             ) from error
 
     def _contents(self, *names: Path) -> list[bytes | None]:
@@ -251,13 +251,14 @@ class Run:
     def logs(self, rank: int = 0) -> str:
         """Return the log of a rank in the newest attempt.
 
-        If the log is empty, the logs of agents and batch script are returned, which may explain why.
+        If the rank has logged nothing, return the logs of the agents and of the batch script instead: they
+        may show why.
 
         Args:
             rank: the global rank.
 
         Returns:
-            The lines, each with the label of its log; empty if no attempt has begun.
+            The lines, each after the name of its log, such as `[rank 0]`; empty if no attempt has begun.
 
         Raises:
             RunNotFoundError: the run was removed after this handle was made.
@@ -274,8 +275,9 @@ class Run:
         """Ask the run to save and stop, as `slurmddp stop` does.
 
         Returns:
-            The outcome. Its `outcome` is "asked" if the ranks were asked to stop, "dequeued" if the job held
-            no nodes and has left the queue, or "inactive" if the run had no job and no process.
+            The result. Its `outcome` is "asked" if the ranks were asked to stop, "dequeued" if the job was
+            still waiting for nodes and was removed from the queue, or "inactive" if the run had no job and no
+            process.
 
         Raises:
             ConfigError: another account owns the run.
@@ -289,11 +291,12 @@ class Run:
         """Cancel the run, as `slurmddp cancel` does.
 
         Returns:
-            The outcome: whether the run was `cancelled`, and its `jobs` or its `process`.
+            The result: `cancelled`, whether the run was cancelled; `jobs`, its jobs in SLURM; `process`, the
+            launcher process of a local run.
 
         Raises:
             ConfigError: another account owns the run.
-            SlurmError: the run won't be requeued, but SLURM did not cancel its jobs.
+            SlurmError: SLURM did not cancel the jobs of the run. When they end, they won't be requeued.
         """
         from slurmddp.control.cancel import cancel
 
@@ -319,7 +322,7 @@ class RunOverSsh(Run):
         run = name if isinstance(name, SshRun) else ssh_runs.find(str(name))
         if run is None:
             raise RunNotFoundError(
-                f"There is no run {str(name)!r} over ssh.", hint="`slurmddp list` lists all runs."
+                f"No run {str(name)!r} was started over ssh.", hint="`slurmddp list` lists all runs."
             )
 
         self._run = run
@@ -358,10 +361,10 @@ class RunOverSsh(Run):
                 if not status.active:
                     return status
             except LoginNodeError as error:
-                # The job runs without the connection, so the wait goes on. It warns only once.
+                # The job does not need the connection, so keep waiting. Warn only at the first failure.
                 if not has_warned:
                     log.warning(
-                        "%s does not answer, and will be queried until it does: %s", self._run.host, error
+                        "%s does not answer; it is queried again until it does: %s", self._run.host, error
                     )
                 has_warned = True
 
@@ -388,7 +391,8 @@ def _is_function(config: bytes | None) -> bool:
     """Return whether a run calls a function.
 
     Args:
-        config: the content of its `config.yaml`; None: the file is missing, and the result is True.
+        config: the content of the run's `config.yaml`. None: the file is missing, so the result is True: the
+            run may call a function.
     """
     import yaml
 

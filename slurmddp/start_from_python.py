@@ -34,7 +34,7 @@ def train(*overrides: str, again: bool = False, **settings: Any) -> Run:
 
     Args:
         overrides: settings as typed in a shell: "+cluster=a100x8", "train.steps=1000".
-        again: whether to put an existing run aside and start again.
+        again: whether to rename the folder of an existing run, and start the run anew.
         settings: further settings by name: `cluster="a100x8"`, `nodes=3`.
 
     Returns:
@@ -75,7 +75,7 @@ def submit(function: Callable[..., Any] | str, *arguments: Any, again: bool = Fa
         arguments: the positional arguments: plain values (numbers, texts, lists, dictionaries), because the
             run folder stores them as text. The same function with the same arguments and settings is the same
             run.
-        again: whether to put an existing run aside and start again.
+        again: whether to rename the folder of an existing run, and start the run anew.
         settings: settings of the run: `cluster="a100x8"`, `nodes=2`, `time_limit="01:00:00"`.
 
     Returns:
@@ -106,13 +106,14 @@ def map_array(
 
     On a cluster, the calls are the elements of a job array, and `map_array` returns at once. Without a
     cluster, they run on this machine one after another, and `map_array` returns when all have ended. The runs
-    are a sweep: `slurmddp list`, `cancel`, `resume` and `report` take its name, which begins with `name=`.
+    form a sweep. Its name begins with the value of `name=`; `slurmddp list`, `cancel`, `resume` and `report`
+    accept it.
 
     Args:
         function: a function of a module, or its import path, as for `submit`.
         iterable: the first argument of each call, plain values as for `submit`.
         iterables: the further arguments of each call, with as many values as `iterable`.
-        again: whether to put existing runs aside and start again.
+        again: whether to rename the folders of existing runs, and start the runs anew.
         settings: settings of all runs: `cluster="a100x8"`, `nodes=2`. `array_parallelism=8` lets at most 8
             calls run at once.
 
@@ -168,7 +169,7 @@ def _typed(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _rows(*columns: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Combine the values of each argument to the arguments of each call, as `zip` does.
+    """Return the arguments of each call: its value from each iterable, as `zip` does.
 
     Raises:
         ConfigError: the iterables differ in length.
@@ -191,7 +192,8 @@ def _rows(*columns: Iterable[Any]) -> list[tuple[Any, ...]]:
 def _refuse_misfit(
     function: Callable[..., Any] | str, path: str, arguments: Sequence[Any], settings: Mapping[str, Any]
 ) -> None:
-    """Raise ConfigError if a call of a function would be wrong.
+    """Raise ConfigError if the function does not accept the arguments, or a setting may be meant as an
+    argument.
 
     Args:
         function: the function or its import path.
@@ -248,7 +250,7 @@ def _refuse_keys(value: Any) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"the key {key!r} of a dictionary is not a text")
+                raise TypeError(f"the key {key!r} of a dictionary is not a string")
             _refuse_keys(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
@@ -288,9 +290,9 @@ def _import_path(function: Callable[..., Any] | str) -> str:
 
 
 def _log(event: object) -> None:
-    """Log an event of a start: warnings and failures as warnings, other sentences as information.
+    """Log an event that a start reports: warnings and failures at level WARNING, other texts at level INFO.
 
-    Events without a sentence are not logged.
+    Events without a text for people are not logged.
     """
     from slurmddp.control.events import CodeSent, HostSilent, Info
     from slurmddp.control.start import PointFailed, warnings_of
@@ -307,6 +309,8 @@ def _log(event: object) -> None:
         case HostSilent(host, seconds):
             log.warning("%s has not answered for %g s; nothing was started.", host, seconds)
         case CodeSent(host, left_out=names) if names:
-            log.warning("Not sent to %s, because they may hold passwords or keys: %s", host, ", ".join(names))
+            log.warning(
+                "Files not sent to %s, because they may hold passwords or keys: %s", host, ", ".join(names)
+            )
         case SweepBegins(sweep=sweep):
-            log.info("The runs are the sweep %s.", sweep)
+            log.info("The runs form the sweep %s.", sweep)

@@ -1,4 +1,4 @@
-"""The pictures of a benchmark, as SVG for its page."""
+"""Draw the pictures of a benchmark as SVG, for its HTML page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PARTS = {
 
 
 def pictures(result: Result) -> dict[str, dict[str, str]]:
-    """Return the pictures that the tables of a result allow, by title: SVG texts "wide" and "narrow".
+    """Return the pictures of a result: by title, SVG texts for "wide" and "narrow" screens.
 
     Raises:
         SlurmddpError: matplotlib is not installed.
@@ -72,7 +72,7 @@ def _line(algorithm: str) -> dict[str, Any]:
 
 
 def _show_units(axes: Axes, units: Sequence[tuple[float, str]], per: str = "") -> None:
-    """Make the y axis logarithmic, with labels such as "10 ms" (a number, a unit, `per`) instead of 10^-2."""
+    """Make the y axis logarithmic, with labels such as "10 ms" instead of 10^-2; `per` follows the unit."""
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: scaled(value, units) + per)
     axes.minorticks_off()

@@ -92,7 +92,7 @@ def show_rows(rows: Sequence[Row], stream: TextIO) -> None:
 
 
 def headline(result: Result) -> str:
-    """Return a line with the benchmark, its ranks and devices, the software versions, and the time."""
+    """Return a line with the benchmark, its ranks and devices, the software versions, and date and time."""
     topology = result.topology
     ranks = counted(topology["ranks"], "rank")
     nodes = counted(topology["nodes"], "node")

@@ -26,9 +26,9 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 _MAY_DIFFER = ("hosts",)
 """Facts of the topology that may differ between comparable results."""
 _LATENCY_FACTOR = 5
-"""A link with so many times the shortest latency is slow."""
+"""A link is slow if its latency is more than this factor times the shortest latency of all links."""
 _CLOCK_S = 0.1
-"""Seconds by which clocks may differ: the lines of two nodes' logs are then still in order."""
+"""Largest accepted difference of two clocks in seconds. Lines of two nodes' logs are then still in order."""
 
 
 @dataclass(frozen=True, kw_only=True)

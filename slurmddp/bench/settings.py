@@ -36,7 +36,7 @@ class Settings:
     """Sizes of the reduced tensors in bytes; multiples of 4."""
     repetitions: int = 20
     warmup: int = 5
-    """Repetitions that are not counted."""
+    """Number of first repetitions whose times are not used."""
     seed: int = 0
     width: int = 512
     """Rows and columns of each layer of the trained model."""

@@ -1,4 +1,4 @@
-"""All-reduce tensors by algorithms to read, to count and to compare.
+"""All-reduce algorithms in plain Python: their messages can be counted, and their speed compared.
 
 Each algorithm needs only the sends and receives of a `Link`.
 
@@ -30,7 +30,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "sharded_server": sharded_server,
     "all_gather": all_gather_sum,
 }
-"""Each replaces a contiguous tensor of one dimension by its sum over all ranks."""
+"""By name, the functions that replace a contiguous tensor of one dimension by its sum over all ranks."""
 
 
 def all_reduce(

@@ -8,7 +8,7 @@ import torch
 
 
 def edges(size: int, count: int) -> list[int]:
-    """Return the indices at which `count` chunks of together `size` elements begin, and the end `size`."""
+    """Return the indices at which `count` chunks of a tensor of `size` elements begin, followed by `size`."""
     return [number * size // count for number in range(count + 1)]
 
 

@@ -1,7 +1,7 @@
-"""Predict the time of an all-reduce from latency, bandwidth and the speed of an addition; pure.
+"""Predict the time of an all-reduce from latency, bandwidth and the speed of additions, by pure functions.
 
-The model counts what the busiest rank does one after the other: `messages` latencies, the bytes that it sends
-through its own link, and the bytes that it adds up.
+The time is the sum of three parts of the busiest rank's work: a latency per message, the time to send its
+bytes over its network link, and the time to add up bytes.
 
 Source: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
 """
@@ -22,7 +22,7 @@ class ClusterCosts:
     beta_s: float
     """Seconds to send a byte."""
     gamma_s: float
-    """Seconds to add a byte to another."""
+    """Seconds per byte to add two tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,11 @@ class Work:
     """The messages and bytes of the busiest rank in one all-reduce."""
 
     messages: float
-    """Number of messages, of which each waits for the previous message."""
+    """Number of messages that the rank sends one after the other."""
     sent: float
-    """Bytes through the link of the rank."""
+    """Bytes that pass through the rank's network link."""
     added: float
-    """Bytes added up."""
+    """Bytes that the rank adds to other bytes."""
 
     def seconds(self, costs: ClusterCosts) -> float:
         """Return the seconds that the cost model predicts for this work."""

@@ -1,4 +1,4 @@
-"""Fit the constants of a machine to measured times, and measure how well they predict other times; pure."""
+"""Fit the cost model to measured times, and compute how well it predicts other times, by pure functions."""
 
 from __future__ import annotations
 

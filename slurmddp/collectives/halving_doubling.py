@@ -13,9 +13,9 @@ def halving_doubling(flat: torch.Tensor, link: Link, combine: Combine = torch.Te
     """Replace `flat` by its sum over all ranks; all ranks end with equal bits.
 
     Partners at halving distances exchange halves of the range that they still reduce. Then partners at
-    doubling distances exchange reduced ranges. On N = 2^k ranks each rank sends 2k messages and 2(N-1)/N of
-    the tensor. On other numbers of ranks, the first ranks form pairs: one rank of each pair gives its tensor
-    to its partner, and waits for the result.
+    doubling distances exchange reduced ranges. On N = 2^k ranks each rank sends 2k messages, together
+    2(N-1)/N of the tensor's bytes. On other numbers of ranks, the first ranks form pairs: one rank of each
+    pair gives its tensor to its partner, and waits for the result.
 
     Args:
         flat: a contiguous tensor of one dimension, of equal length and dtype on all ranks.
@@ -55,7 +55,7 @@ def _reduce_power_of_two(
         link: the link of this rank, to all ranks.
         place: the number of this rank among the ranks that reduce.
         power: the number of ranks that reduce.
-        paired: the number of ranks in pairs, of which only one rank each reduces.
+        paired: the number of ranks that form pairs. Only one rank of each pair reduces.
         combine: reduces its second argument into the first.
     """
     chunk_edges = edges(flat.numel(), power)

@@ -98,7 +98,7 @@ def reduce_scatter(parts: Sequence[torch.Tensor], link: Link, combine: Combine) 
 
 
 def all_to_all(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], link: Link) -> None:
-    """Send `inputs[i]` to each rank i, and fill `outputs[i]` with the tensor that rank i sends here."""
+    """Send `inputs[i]` to each rank i, and receive into `outputs[i]` what rank i sends to this rank."""
     rank = link.rank
     size = link.world_size
     outputs[rank].copy_(inputs[rank])

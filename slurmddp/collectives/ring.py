@@ -13,7 +13,8 @@ def ring(flat: torch.Tensor, link: Link, combine: Combine = torch.Tensor.add_) -
     """Replace `flat` by its sum over all ranks; all ranks end with equal bits.
 
     Each chunk travels once around the ring, and each rank adds its values. Then the sums travel around once
-    more. Each rank sends 2(N-1) messages and 2(N-1)/N of the tensor. No algorithm can send fewer bytes.
+    more. Each of N ranks sends 2(N-1) messages, together 2(N-1)/N of the tensor's bytes. No algorithm can
+    send fewer bytes.
 
     Args:
         flat: a contiguous tensor of one dimension, of equal length and dtype on all ranks.

@@ -37,8 +37,8 @@ def central_server(flat: torch.Tensor, link: Link) -> None:
 def sharded_server(flat: torch.Tensor, link: Link) -> None:
     """Replace `flat` by its sum over all ranks; all ranks end with equal bits.
 
-    Rank i is the server of chunk i. Each rank sends 2(N-1) messages and 2(N-1)/N of the tensor in two steps,
-    but every rank sends to every other rank.
+    Rank i is the server of chunk i. Each of N ranks sends 2(N-1) messages, together 2(N-1)/N of the tensor's
+    bytes. It takes two steps, in which every rank sends to every other rank.
 
     Args:
         flat: a contiguous tensor of one dimension, of equal length and dtype on all ranks.

@@ -1,4 +1,4 @@
-"""Exchange values other than gradients between ranks; a single rank gets its value back.
+"""Exchange values other than gradients between ranks; on a single rank, functions return the rank's value.
 
 Values travel as JSON and raw tensors. Received bytes are never unpickled, because a pickle from a foreign
 process could run that process's code.
@@ -28,7 +28,7 @@ OPERATIONS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] =
     "max": torch.maximum,
     "min": torch.minimum,
 }
-"""How `reduce` joins the tensors of two ranks; "mean" divides the sum afterwards."""
+"""By name, the function that combines the tensors of two ranks. For "mean", `reduce` divides the sum."""
 _WIDER = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float64,
@@ -36,7 +36,8 @@ _WIDER = {
     torch.complex32: torch.complex64,
     torch.complex64: torch.complex128,
 }
-"""The dtype in which `reduce` sums for a mean: it has a larger range."""
+"""By dtype of a tensor, the dtype in which `reduce` sums for a mean. Its range is larger, so no sum
+overflows."""
 _LENGTH_BYTES = 8
 _CHUNK_BYTES = 64 << 20
 _HAS_ERROR = -1
@@ -57,8 +58,8 @@ def gather(value: T, error: Exception | None = None) -> list[T]:
     Args:
         value: plain values, tensors, and lists, tuples and dicts of them, as in a checkpoint. Other values
             raise an error, even if there is only one rank.
-        error: an error of this rank, or None. If any rank has an error, every rank raises one: its own, or
-            else that of the lowest rank with an error.
+        error: an error of this rank, or None. If any rank has an error, every rank raises one: its own error,
+            or else the error of the lowest rank that has one.
     """
     if error is None and world_size() == 1:
         flatten({"value": value})
@@ -159,13 +160,13 @@ def unpack(packed: bytes) -> Any:
         tensors = decode(Bytes(view[end:]), len(view) - end) if end < len(view) else {}
         return unflatten(tree, tensors)[""]
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
-        raise CheckpointError(f"The bytes hold no value: {error}.") from error
+        raise CheckpointError(f"The bytes of a value from another rank are damaged: {error}.") from error
 
 
 def _packed(value: Any, error: Exception | None = None) -> tuple[bytes, Exception | None]:
     """Return the bytes of a value and None, or no bytes and the error of this rank.
 
-    The error is `error`, or else the reason why the value can't be packed.
+    The error is the argument `error`, or else the reason why the value can't be packed.
     """
     if error is not None:
         return b"", error
@@ -253,8 +254,7 @@ def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.
 
     Raises:
         ConfigError: there is no such operation, or it is not defined for the dtype: `mean` for integers,
-        `max`
-            and `min` for complex numbers.
+            `max` and `min` for complex numbers.
     """
     if operation not in OPERATIONS:
         raise ConfigError(

@@ -1,8 +1,8 @@
 """Connect the controller and a worker; both prove to each other that they know the secret.
 
-The proof is the link's (`launchers/link/connection.py`): an HMAC over a number that the other side has just
-drawn. A frame has a text, and an HMAC over the frame's number, sizes and text. The bytes of one tensor may
-follow the text. These bytes have no HMAC: they are data, never code.
+A proof is an HMAC over a random number that the other side has just drawn (`launchers/link/connection.py`). A
+frame has a text, and an HMAC over the frame's number, sizes and text. The bytes of one tensor may follow the
+text. These bytes have no HMAC: they are data, never code.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy
 from slurmddp.launchers.link.connection import Seal, Secret
 
 _PURPOSE = "controller"
-"""Binds the proofs to connections of this kind."""
+"""Part of each proof, so that the proof of another kind of connection is not accepted."""
 _MAX_STRANGERS_BYTES = 2048
 """Longest frame, in bytes, before the other side has proved that it knows the secret."""
 _SIZES = struct.Struct(">QQ")
-"""The bytes of a frame's text and of its tensor."""
+"""Header of a frame: the numbers of bytes of its text and of its tensor."""
 _MAC_BYTES = 16
 NO_DATA = memoryview(b"")
 _SILENT_S = 20
@@ -88,7 +88,7 @@ class Channel:
         self._end.close()
 
     def _read(self, size: int) -> memoryview:
-        # Not a bytearray, which would be filled with zeros first.
+        # Don't use a bytearray: Python would fill it with zeros first.
         memory: Any = numpy.empty(size, numpy.uint8)
         data = memoryview(memory)
 

@@ -92,7 +92,7 @@ def run(
 
 @contextmanager
 def _agreement(group: Any) -> Iterator[None]:
-    """Context that raises an error on all workers of a group if its block fails on one of them.
+    """Run a block; if it fails on one worker of a group, raise an error on all workers of the group.
 
     Without it, the other workers would wait for the worker that has failed.
     """

@@ -24,9 +24,9 @@ from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, t
 _BATCH = 512
 """The most commands in a frame."""
 _GATHER_S = 0.001
-"""Seconds that a command waits for further commands in its frame, unless a request waits for the worker."""
+"""Seconds that a command waits for further commands for its frame, unless a request waits for a reply."""
 _COPIED_BYTES = 1 << 16
-"""`put` copies a smaller tensor and returns; it returns only once a larger tensor has been sent."""
+"""`put` copies a tensor of at most this size, and returns. It returns only once a larger tensor was sent."""
 _CLOSED = "the workers were closed"
 
 
@@ -214,7 +214,7 @@ class Node:
         self._channel.close()
 
     def _send(self) -> None:
-        """Send the queued commands in frames, in a thread of its own.
+        """Send the queued commands in frames; runs in the sender thread.
 
         A frame contains up to _BATCH commands. A command with a tensor's bytes is the last of its frame.
         """
@@ -238,7 +238,7 @@ class Node:
                 sent.set()
 
     def _receive(self) -> None:
-        """Receive replies, in a thread of its own, and give each to the request that waits for it.
+        """Receive replies, and pass each to the request that waits for it; runs in the receiver thread.
 
         When the connection ends, all requests get None.
         """
@@ -294,7 +294,7 @@ def misplaced(what: str, *operands: Any) -> ConfigError:
 
 
 def _described(value: Any) -> str:
-    """Return a text with the shape and the process of a tensor or a result, for the error."""
+    """Return a text for an error: the shape of a tensor or result, and the process that holds it."""
     kind = "a result"
     if isinstance(value, torch.Tensor):
         kind = f"a tensor of shape {tuple(value.shape)}"

@@ -1,4 +1,4 @@
-"""Control workers: start them, or accept the connections of a job's workers; run their collectives."""
+"""Start the workers of a script, or accept the workers of a job, and run collectives between them."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Workers:
         self._listener.close()
 
     def _refuse_missing(self, deadline: float) -> None:
-        """Raise RankFailure if workers are missing and their starter has ended, or the deadline is over."""
+        """Raise RankFailure if workers are missing and their starter has ended, or the time is over."""
         has_ended = self._process is not None and self._process.poll() is not None
         if not has_ended and time.monotonic() <= deadline:
             return
@@ -180,7 +180,7 @@ class Workers:
             admitted, facts = channel.meet(end, self._secret, "controller")
             self.nodes[facts[0]] = Node(admitted, facts, described)
         except ConnectionError:
-            # It was another program, or a worker that has died. The connection is closed.
+            # The caller was another program, or a worker that has died. The connection is closed.
             pass
         finally:
             limit.cancel()
@@ -209,7 +209,7 @@ class Workers:
         if self._process is None:
             return
 
-        # Don't wait if no worker has connected: only a connected worker is told to end.
+        # Don't wait if no worker has connected: only connected workers have received the command to end.
         deadline = time.monotonic() + (_END_S if self.nodes else 0)
         leader = self._process.pid
         while time.monotonic() < deadline and (self._process.poll() is None or process.exists(-leader)):
@@ -269,7 +269,7 @@ class Workers:
         self.all_reduce(gradients, "mean")
 
     def reduce(self, tensors: Sequence[Tensors], node: int, op: str = "sum") -> None:
-        """Reduce tensors of workers into those of worker `node`, without waiting; see `all_reduce`."""
+        """Reduce the tensors of workers into the tensors of `node`, without waiting; see `all_reduce`."""
         _collective("reduce", tensors, op, node)
 
     def broadcast(self, tensors: Sequence[Tensors], node: int) -> None:
@@ -312,7 +312,8 @@ def _collective(kind: str, given: Sequence[Tensors], op: str | None = None, node
 
     if node not in (None, *nodes):
         raise ConfigError(
-            f"node={node} has no tensor among those of nodes {nodes}.", hint="Name one of these nodes."
+            f"node={node} holds none of the tensors; they are on nodes {nodes}.",
+            hint="Name one of these nodes.",
         )
 
     if len(parts) > 1:
@@ -335,7 +336,7 @@ def _parts_of(given: Sequence[Tensors]) -> list[list[Any]]:
     if not parts or not all(parts):
         raise ConfigError(
             f"A collective got no tensors from {sum(not part for part in parts)} of {len(parts)} workers.",
-            hint="Give one tensor or list of tensors per worker; gradients are there after backward().",
+            hint="Give one tensor or list of tensors per worker; gradients exist only after backward().",
         )
 
     parts.sort(key=lambda part: common_node("A collective", part).number)

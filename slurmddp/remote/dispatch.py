@@ -27,7 +27,7 @@ _NUMBERS = bool, float, complex
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Tags of operations whose results' shapes may depend on the values of their operands."""
 _FOLLOWS_OPERANDS = ("device", "layout", "pin_memory")
-"""Arguments that are dropped, because results are created where the operands are."""
+"""Names of arguments that are not sent, because the worker creates results where the operands are."""
 _ALIASES = aten.detach.default, aten.alias.default
 _COPY = aten.copy_.default
 _INDEX = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
@@ -43,7 +43,7 @@ _IN_PLACE = {
 }
 """By operation that changes a shape in place, the operation that returns a view of the changed shape."""
 _BASE_ELEMENTS = 1 << 48
-"""Elements of the meta tensor of which each operand is a view; it takes no memory."""
+"""Number of elements of the meta tensor from which `Meta.tensor` takes views; it needs no memory."""
 
 
 class Meta(NamedTuple):
@@ -126,7 +126,7 @@ class RemoteTensor(torch.Tensor):
     cpu = fetch
 
     def cuda(self, device: Any = None, **_: Any) -> torch.Tensor:
-        """Return a copy on the GPU of the worker, or on its GPU `device`.
+        """Return a copy of this tensor on the worker's GPU, or on the GPU `device` of its machine.
 
         Raises:
             ConfigError: the worker has no GPU.
@@ -212,7 +212,7 @@ def described(node: Node, content: Sequence[Any]) -> RemoteTensor:
 
 
 class _Move(torch.autograd.Function):
-    """Copy to a worker or to this process, for autograd: the backward pass copies the gradient back."""
+    """Autograd function that copies a tensor to a worker or to this process, and its gradient back."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, node: Node | None, device: str) -> torch.Tensor:
@@ -323,7 +323,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
         if _node_of(source) is not target.reference.node:
             args = target, _copy(source, target.reference.node, target.meta.device)
     elif func in _IN_PLACE:
-        # An alias of the tensor keeps its shape on the worker.
+        # Give the tensor a view of the new shape. On the worker, other aliases of it keep their shape.
         args[0].data = dispatch(_IN_PLACE[func], args, kwargs)
         return args[0]
     elif func in _INDEX:
@@ -336,7 +336,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
     if node is not None:
         kwargs = {**kwargs, "device": torch.device(place)}
 
-    # Plans then depend on exact numbers: in arange(0, 1, 0.1) the size follows from the 0.1.
+    # Plans of these operations depend on exact numbers: the size of arange(0, 1, 0.1) follows from the 0.1.
     exact = node is not None or "upsample" in func._schema.name
     args_key = _key(args, operands, exact)
     kwargs_key = _key([*kwargs.values()], operands, exact)

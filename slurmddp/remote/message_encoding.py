@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from slurmddp.errors import ConfigError
 
 BYE = "bye"
-"""The last command of the controller."""
+"""The command by which the controller ends the connection."""
 _MAKERS: dict[str, Callable[[Any], Any]] = {
     "torch": lambda name: getattr(torch, name),
     "device": torch.device,
@@ -104,6 +104,6 @@ def to_bytes(tensor: torch.Tensor) -> tuple[list[Any], memoryview]:
 def from_bytes(facts: list[Any], data: memoryview) -> torch.Tensor:
     """Return the tensor of a result of `to_bytes`; it shares the memory of `data`."""
     dtype, shape, strides = facts
-    # Leave `with remote.node` for the call, or the new tensor would be created on a worker.
+    # Disable `with remote.node` during the call: the new tensor would be created on a worker.
     with _disable_current_modes():
         return torch.from_numpy(numpy.asarray(data)).view(dtype).as_strided(shape, strides)

@@ -51,7 +51,7 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is aten.lift_fresh.default:
             return move(args[0], self._node)
 
-        # An operation that has no operands and returns a tensor is a factory. Run all others as usual.
+        # An operation that has no operands and returns a tensor is a factory. Run other operations as usual.
         returns = func._schema.returns
         has_tensors = any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs)))
         if has_tensors or not returns or str(returns[0].type) != "Tensor":
@@ -70,7 +70,8 @@ def factory(name: str) -> Callable[..., torch.Tensor]:
 
         if not isinstance(tensor, torch.Tensor):
             raise ConfigError(f"torch.{name} returns no tensor.", hint="Call it on a worker: remote.call().")
-        # A function such as `stack` has made it from tensors of this process. Send it to the worker.
+        # A function such as `stack` has made the tensor in this process, from local tensors. Send it to the
+        # worker.
         if not isinstance(tensor, RemoteTensor):
             tensor = send(tensor, node)
 

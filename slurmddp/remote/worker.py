@@ -1,7 +1,7 @@
 """Store a worker's tensors by number, and run the controller's commands in their order.
 
 If a command fails, its failure is stored in place of its results. Commands on such results fail as well. The
-next request, for which the controller waits, reports the failure, and the worker goes on.
+reply to the controller's next request reports the failure, and the worker runs the commands after it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Worker:
         self._controller = controller
         self._lost = lost
         self._objects: dict[int, Any] = {}
-        """By number, results of commands; a CommandFailure stands in for the results of a failed command."""
+        """By number, the results of commands; a CommandFailure replaces each result of a failed command."""
         self._last_negative = 0
         """The last number that this worker has drawn; its numbers are negative, the controller's are not."""
         self._unreported: CommandFailure | None = None
         self._operand: CommandFailure | None = None
-        """A failure among the operands of the command that is being read."""
+        """The failed operand of the command that is being decoded; None if no operand has failed."""
         self._encoding = MessageEncoding(self._describe, ref=self._find)
         self._functions: dict[str, Any] = {"free": self._free, "put": self._put, "reply": self._reply}
         self._received: queue.SimpleQueue[tuple[str, memoryview]] = queue.SimpleQueue()
@@ -59,7 +59,7 @@ class Worker:
                 self._run(line)
 
     def _receive(self) -> None:
-        """Receive frames in a thread of its own.
+        """Receive frames from the controller; runs in the receiver thread.
 
         So this process notices the loss of the controller, and exits, even while a command runs.
         """

@@ -1,6 +1,7 @@
-"""Find strategies by name: how replicas stay equal; and define the protocol of a new strategy.
+"""Find a strategy by its name, and define the protocol that a strategy of a user implements.
 
-A strategy knows torch's parallel wrappers. It knows neither the launcher nor the rendezvous.
+A strategy keeps the replicas of a model on several ranks equal. It uses torch's parallel wrappers, and
+depends neither on how the ranks were started nor on how they met.
 """
 
 from __future__ import annotations

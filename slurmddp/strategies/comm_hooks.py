@@ -30,13 +30,16 @@ State = dict[str, Any]
 
 
 class CommHook:
-    """Base class: how the gradients of one model are exchanged. A hook without a state needs no methods."""
+    """Base class of objects that exchange the gradients of a model.
+
+    A hook without a state overrides no method.
+    """
 
     settings: Mapping[str, Any] = {}
     """The options on which the state depends. A state with other options can't be restored."""
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Let the hook do its work in each step of `optimizer`; called once for each optimizer."""
+        """Register the hook's own hooks at the steps of `optimizer`; called once for each optimizer."""
 
     def state_dict(self) -> State:
         """Return the state of the hook on this rank; empty if it has none."""
@@ -51,9 +54,9 @@ class CommHook:
 
 @functools.wraps(default_hooks.fp16_compress_hook)
 def _bf16(state: Any, bucket: Any) -> Any:
-    """Call torch's hook for bfloat16, with the name of the hook for float16.
+    """Compress gradients by torch's hook for bfloat16, under the name of torch's hook for float16.
 
-    torch refuses the name of its hook on CPUs, although gloo can sum bfloat16.
+    On CPUs torch refuses the bfloat16 hook, which it detects by its name, although gloo can sum bfloat16.
     """
     return default_hooks.bf16_compress_hook(state, bucket)
 
@@ -105,9 +108,11 @@ class PowerSgd(CommHook):
         self._device = next(model.parameters()).device
         self._loss_scale = loss_scale
         self._scales: dict[int, torch.Tensor] = {}
-        """By bucket, the loss scale by which its error is multiplied; 1 without an entry."""
+        """By index of a bucket, the loss scale by which the bucket's error is multiplied; 1 without an
+        entry."""
         self._before: dict[int, _BucketMemory] = {}
-        """By bucket, its error and factors before the first exchange since an optimizer's step."""
+        """By index of a bucket, its error and factors before the first exchange after the last optimizer
+        step."""
         self._stepped: set[int] = set()
         """The ids of the optimizers that have stepped since the last exchange."""
         model.register_comm_hook(self, _exchange)
@@ -127,15 +132,16 @@ class PowerSgd(CommHook):
     def _prepare(self, bucket: Any) -> None:
         """Rescale the error of a bucket to the current loss scale, and keep a copy of its error and factors.
 
-        The copy is made at the first exchange since an optimizer's step, and serves if the step is skipped.
+        The copy is made at the first exchange after an optimizer step. It is restored if the next step is
+        skipped.
         """
         number = bucket.index()
         if self._stepped:
             self._stepped.clear()
             self._before.clear()
         elif number in self._before and not torch.isfinite(self._state.error_dict[number]).all():
-            # The error is not finite, and no optimizer has stepped since: the program has skipped the step
-            # itself.
+            # If the error is not finite and no optimizer has stepped since the last exchange, the program
+            # itself has skipped the step.
             self._before[number].restore(self._state, number)
 
         if self._loss_scale is not None:
@@ -154,7 +160,7 @@ class PowerSgd(CommHook):
             optimizer.register_step_post_hook(self._after_step)
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
-        """Restore the errors of an optimizer's parameters if none has a gradient: its step was skipped."""
+        """Restore the errors of an optimizer's parameters if none had a gradient: the step was skipped."""
         # Nothing to restore: no gradients were exchanged since the last step of this optimizer.
         if id(optimizer) in self._stepped:
             return
@@ -320,7 +326,7 @@ class PostLocalSgd(CommHook):
         optimizer_states = state["optimizers"]
         if len(optimizer_states) != len(self._optimizers):
             problem = (
-                f"{len(optimizer_states)} optimizers trained it, "
+                f"{len(optimizer_states)} optimizers trained the replica, "
                 f"and {len(self._optimizers)} were set up before load"
             )
             raise compatibility.misfit("replica of a model", self._model, problem)

@@ -2,10 +2,11 @@
 
 torch's DistributedDataParallel puts gradients into buckets. It rebuilds the buckets before the second
 backward pass, in the order in which the first pass finished the gradients. The layout of the buckets decides
-the order of summation. So the first step of a resumed run would differ in the last bits on four gloo ranks
-(torch 2.13; a sum of two ranks has one order). `fix_bucket_layout` makes torch rebuild the buckets before the
-first step, in fresh and in resumed runs. For a static graph the layout is set without a backward pass,
-because torch would take that pass for the model's graph.
+the order of summation. A resumed run begins with buckets that are not rebuilt yet. So its first step would
+differ in the last bits from the same step of an undisturbed run (seen on four gloo ranks, torch 2.13; on two
+ranks a sum has only one order). `fix_bucket_layout` makes torch rebuild the buckets before the first step, in
+fresh and in resumed runs. For a static graph the layout is set without a backward pass, because torch would
+record that pass as the model's graph.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:  # Their imports take time, which only a training with these o
 
 
 class _Touch(nn.Module):
-    """Stand-in for a model: its forward pass uses each parameter once, in the given order, times zero.
+    """Stand-in for a model: its forward pass adds up all parameters, multiplied by zero, in the given order.
 
     Args:
         parameters: the trainable parameters of the model, in the order of registration.
@@ -70,8 +71,8 @@ def fix_bucket_layout(model: DistributedDataParallel) -> None:
     model.broadcast_buffers = False
     try:
         with torch.enable_grad(), _without_hooks(trainable):
-            # Pass None: with `device_ids`, as on GPUs, torch moves the arguments and fails without any
-            # (2.13).
+            # Pass None: with `device_ids`, as on GPUs, torch moves the arguments to the device, and fails if
+            # there are none (torch 2.13).
             model(None).backward()
             for parameter in trainable:
                 parameter.grad = None
@@ -87,8 +88,8 @@ def fix_bucket_layout(model: DistributedDataParallel) -> None:
 
 @contextmanager
 def _without_hooks(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Remove the hooks of `parameters` meanwhile: they could change gradients or step an optimizer."""
-    # Set empty dicts, because torch calls post-accumulate hooks even after they are set to None (2.13).
+    """Remove the hooks of `parameters` during the block: they could change gradients or step an optimizer."""
+    # Set empty dicts, because torch 2.13 calls post-accumulate hooks even after they are set to None.
     empty: dict[str, Any] = {
         "_backward_hooks": {},
         "_post_accumulate_grad_hooks": {},
@@ -120,7 +121,8 @@ class _StaticGraph(DistributedDataParallel):
         self.reducer._push_all_rebuilt_params()
         self.reducer._rebuild_buckets()
         self.knows_graph = False
-        """Whether the first forward pass has begun: in it torch learns the graph and averages gradients."""
+        """Whether the first forward pass has begun. In the first pass torch records the graph and averages
+        gradients."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         self.knows_graph |= torch.is_grad_enabled()
@@ -132,7 +134,7 @@ class _StaticGraph(DistributedDataParallel):
 
 
 class _RefuseUnaveraged:
-    """Hook before optimizer steps that raises ConfigError if a gradient was not averaged over the ranks.
+    """Hook that runs before optimizer steps, and raises ConfigError if a gradient is not averaged over ranks.
 
     torch averages only gradients of parameters that require a gradient when the model is wrapped. Steps on
     other parameters would make the replicas differ.
@@ -365,7 +367,7 @@ class Ddp:
         return bool(pairs)
 
     def _with_saved(self, state: dict[str, Any]) -> list[tuple[CommHook, dict[str, Any]]]:
-        """Return each hook with its state in `state`; empty if other hooks or settings have saved `state`."""
+        """Return each hook with its state in `state`; empty if `state` belongs to other hooks or settings."""
         hooks = [hook for _, hook, _ in self._hooks]
         settings = [hook.settings for hook in hooks]
         if state.get("comm_hook") != self._comm_hook or state.get("settings", settings) != settings:

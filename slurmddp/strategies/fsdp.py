@@ -110,7 +110,7 @@ class Fsdp:
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        # Without a process group the model is not wrapped and lacks the method, so do nothing.
+        # Without a process group the model is not wrapped and lacks this method of FSDP, so do nothing.
         set_sync = getattr(model, "set_requires_gradient_sync", lambda syncs: None)
         set_sync(False)
         try:
@@ -165,7 +165,7 @@ def units_of(model: nn.Module, classes: Sequence[str] | None = None) -> list[nn.
 
 
 def _uses(model: nn.Module) -> Counter[int]:
-    """Return the number of modules in `model` that own each parameter directly, by the parameter's id."""
+    """Return, by id of each parameter, the number of modules in `model` that own the parameter directly."""
     return Counter(
         id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False)
     )
@@ -180,8 +180,8 @@ def _units(module: nn.Module, classes: Sequence[str] | None) -> Iterator[nn.Modu
         if classes is not None:
             is_unit = type(child).__name__ in classes
         else:
-            # A ModuleList or ModuleDict is no unit: it has no forward pass, before which torch could gather
-            # it.
+            # A ModuleList or ModuleDict is no unit: torch gathers a unit before its forward pass, and these
+            # have none.
             is_unit = is_stack and not isinstance(child, (nn.ModuleList, nn.ModuleDict))
 
         if is_unit:

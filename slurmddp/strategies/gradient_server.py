@@ -25,7 +25,7 @@ Values = Sequence[torch.Tensor | None]
 """A value for each parameter, in the order of the optimizer; None: the parameter has no gradient."""
 
 LEFT = -1
-"""The status of the last message of a rank, which takes no further step."""
+"""Status word of the last message that a rank sends: the rank takes no further step."""
 _WORD_BYTES = 8
 
 
@@ -118,10 +118,11 @@ class GradientServer:
             parameter: nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
             for parameter in parameters
         }
-        """The weights of the server, by the parameters of rank 0's program."""
+        """The server's copy of each weight, by the parameter of rank 0's program from which it was copied."""
         self.format = MessageFormat(parameters)
         self.staleness = Counter[int]()
-        """Number of applied gradients, by the number of clocks of the slowest rank that they missed."""
+        """By staleness, the number of applied gradients. The staleness is the clock of the gradient's rank
+        minus the clock that the slowest rank had when the gradient's rank got its weights."""
         self._changed = threading.Condition()
         """Lock of all attributes below; notified when clocks, gradients or the server's state change."""
         self._is_open = False
@@ -311,12 +312,13 @@ class GradientServer:
             RankFailure: a rank has failed, or the condition was not met within the time-out.
         """
         if not self._changed.wait_for(lambda: is_met() or self._failed is not None, self._timeout_s):
-            # Name the ranks that this rank waits for: the slowest, and before `open` rank 0.
+            # Name the ranks for which this rank waits: the slowest ranks, or rank 0 if it has not called
+            # `open` yet.
             late = [0]
             if self._is_open:
                 late = [rank for rank in self._clocks if self._lead(rank) == 0]
             ranks = ", ".join(f"rank {rank}" for rank in late)
-            self._fail(late[0], f"In {self._timeout_s:g} s, no step came from {ranks}.")
+            self._fail(late[0], f"The parameter server waited {self._timeout_s:g} s for a step of {ranks}.")
 
         if not is_met() and self._failed is not None:
             raise RankFailure(self._failed[1])

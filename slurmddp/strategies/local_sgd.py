@@ -1,4 +1,4 @@
-"""Train replicas apart, and make their weights equal every few steps.
+"""Train the replicas of a model independently, and make their weights equal every few steps.
 
 `LocalSgd` averages the weights (Stich 2019, arXiv:1805.09767). `DiLoCo` uses the mean change of the weights
 as the gradient of an outer optimizer (Douillard et al. 2023, arXiv:2311.08105).
@@ -74,9 +74,9 @@ class LocalSgd(Replicas):
             replica.agree()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps of each optimizer on this rank, and what differs between the ranks.
+        """Return each optimizer's number of steps on this rank, and the values that differ between ranks.
 
-        These are the weights between two averages, and the states of the optimizers.
+        These values are the states of the optimizers and, between two averages, the weights.
         """
         replicas = [replica.state_dict() for replica in self._replicas]
         return {"strategy": type(self).__name__, "replicas": replicas}
@@ -155,7 +155,7 @@ class DiLoCo(LocalSgd):
 
 
 class _Replica:
-    """The weights that one optimizer of this rank trains, of all models, and its number of steps.
+    """The weights that one optimizer of this rank trains, in all models, and the optimizer's number of steps.
 
     Args:
         optimizer: the optimizer. A program may add groups of parameters to it later.
@@ -182,7 +182,7 @@ class _Replica:
         return [buffer for buffer in self._models.buffers() if buffer.is_floating_point()]
 
     def begin(self) -> None:
-        """Prepare for a step of the optimizer; called before each."""
+        """Prepare for a step of the optimizer; called before each step."""
 
     def agree(self) -> None:
         """Average the weights and buffers over all ranks, which call it after the same step."""
@@ -221,12 +221,13 @@ class _OuterReplica(_Replica):
         super().__init__(optimizer, models)
         self._settings = outer
         self._outer: SGD | None = None
-        """The outer optimizer; None before the first step, because a load may replace the weights before."""
+        """The outer optimizer; None before the first step, because until then a load may replace the
+        weights."""
         self._agreed: list[torch.Tensor] = []
         """The weights after the last outer step."""
 
     def begin(self) -> None:
-        """Create the outer optimizer before the first step; later, add weights that the program has added."""
+        """Create the outer optimizer before the first step; before later steps, add new weights to it."""
         if self._outer is None:
             self._start_outer(self._copied_weights())
             return

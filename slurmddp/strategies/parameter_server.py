@@ -23,13 +23,13 @@ from slurmddp.strategies.replicas import Replicas, broadcast_from_rank_zero, col
 log = logging.getLogger(__name__)
 
 _IDLE = timedelta(days=365)
-"""Longest wait of the server for the next step of one rank; ranks that wait for others have a time-out."""
+"""How long the server waits for a rank's next step. Ranks that wait for slower ranks have a time-out."""
 _MARGIN = timedelta(seconds=10)
 """Seconds by which a rank waits longer than the server, so that the server's error reaches it in time."""
 
 
 class ParameterServer(Replicas):
-    """Strategy in which ranks send gradients to a server on rank 0, and get the weights that it has stepped.
+    """Strategy in which ranks send gradients to a server on rank 0, and get the updated weights back.
 
     Rank 0 trains as well. All ranks call `state_dict` at the same point of the training. It waits until the
     server has applied all steps. Then all ranks have the weights, buffers and optimizer state of rank 0.
@@ -69,7 +69,7 @@ class ParameterServer(Replicas):
         return model
 
     def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        """Return an optimizer whose steps the server takes, with the `optimizer` of rank 0.
+        """Return an optimizer whose `step` lets the server on rank 0 step rank 0's `optimizer`.
 
         Without a process group, return `optimizer`.
 
@@ -121,7 +121,7 @@ class ParameterServer(Replicas):
     def reset(self) -> None:
         """Clear the counts of staleness.
 
-        The server has no weights to forget: each load calls `state_dict` first, which closes it.
+        The server has no weights to reset: each load calls `state_dict` first, which closes the server.
         """
         for served in self._served:
             served.staleness.clear()
@@ -135,7 +135,7 @@ class ParameterServer(Replicas):
         return True
 
     def close(self) -> None:
-        """End this rank's use of the server; on rank 0, wait until all ranks have ended theirs.
+        """Report to the server that this rank takes no further step; on rank 0, wait for all ranks' reports.
 
         All ranks call it at an orderly end. Rank 0 logs the counts of staleness.
         """

@@ -64,7 +64,7 @@ def average(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def collective_timeout() -> timedelta:
-    """Return the time-out of the default process group, for new groups, which torch does not give it."""
+    """Return the time-out of the default group, to pass it to `new_group`, which has another default."""
     store: Any = distributed.distributed_c10d._get_default_store()
     timeout: timedelta = store.timeout
     return timeout

@@ -35,10 +35,11 @@ class Single:
 
 
 class DataParallel(Single):
-    """Strategy that splits each batch over the visible GPUs of one process; without several, the bare model.
+    """Strategy that splits each batch over the GPUs of one process; on one GPU it uses the bare model.
 
     In each step torch's DataParallel copies the model to every GPU and gathers the outputs, in one process.
-    torch recommends DistributedDataParallel even on one machine. So this strategy is for comparisons.
+    torch recommends DistributedDataParallel even on one machine. So this strategy only serves comparisons of
+    speed.
     """
 
     name = "data_parallel"

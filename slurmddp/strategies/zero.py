@@ -23,7 +23,7 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
         self._all_state_dicts = gather(self.optim.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a whole state; each rank keeps the part of its parameters."""
+        """Load a whole state; each rank keeps only the states of the parameters of its share."""
         # Clear first: torch would keep the old state of a parameter that has no state in `state_dict`.
         self.optim.state.clear()
         super().load_state_dict(state_dict)
@@ -42,8 +42,8 @@ def shard(optimizer: Optimizer) -> ShardedOptimizer:
         ConfigError: the optimizer has taken a step, or torch can't shard it.
     """
     kind = type(optimizer)
-    # A state alone proves no step: Adagrad creates its state when it is built, as the sharded optimizer will.
-    # So the step numbers decide; a state without one is taken for the state of a step.
+    # A state does not prove that a step was taken: Adagrad creates its state in the constructor. So the step
+    # numbers in the states decide. A state without a step number counts as the state of a step.
     if any(float(state.get("step", 1)) for state in optimizer.state.values() if state):
         raise ConfigError(
             f"This {kind.__name__} has a state from earlier steps, which zero_optimizer can't shard.",

@@ -178,7 +178,7 @@ class Distributon:
         self._resumed: tuple[Path, int] | None = None
         """Folder and step of the newest checkpoint, which was loaded outside of a run of slurmddp."""
         self._known_folders: set[Path] = set()
-        """Folders whose programs were already printed."""
+        """Folders for which it was already printed that other programs save there."""
 
     # Start and end.
 
@@ -720,7 +720,7 @@ class Distributon:
         self._session.heartbeat.alive(phase)
 
     def clip_gradients(self, owner: nn.Module | Optimizer, max_norm: float) -> torch.Tensor:
-        """Scale gradients in place so that their common 2-norm is at most `max_norm`.
+        """Scale gradients in place so that their total 2-norm is at most `max_norm`.
 
         Call it after the last `backward` of a step. The gradients are averaged over the ranks then, so that
         all ranks scale by the same factor.
@@ -1140,7 +1140,10 @@ class Distributon:
         return step
 
     def _root_to_save_in(self, root: str | Path | None) -> Path:
-        """Return the folder for a save. At its first use, print whether other programs save there too."""
+        """Return the folder for a save.
+
+        Before the first save there, print whether other programs use the folder.
+        """
         folder = self._root(root).absolute()
         if not self.is_global_zero or folder in self._known_folders or self._session.run.keeps(folder):
             return folder
@@ -1153,7 +1156,10 @@ class Distributon:
         return folder
 
     def _show_load(self, root: Path, step: int, *, is_chosen: bool) -> None:
-        """Print which checkpoint was loaded, outside of runs of slurmddp, whose run folders record it."""
+        """Print which checkpoint was loaded.
+
+        In a run of slurmddp print nothing, because the run folder records it.
+        """
         self._resumed = None if is_chosen else (root, step)
         self._known_folders.add(root.absolute())
         if self.is_global_zero and self.resumed_from == "disk":

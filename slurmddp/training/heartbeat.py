@@ -2,9 +2,9 @@
 
 A step costs a few stores into a page of memory: no system call, no lock, no message, no wait for a GPU. In a
 loop on `Distributon`, the library's calls write the heartbeat. The optimizer of `setup_optimizer` counts the
-steps, or `should_stop` after a `backward`; the loaders measure waits for data; `save` and `load` show their
-phases. Before the first step, after a loop over a loader and after `close` the watchdog expects no heartbeat,
-unless the program has called `Distributon.heartbeat`.
+steps; without it, `should_stop` counts a step after each `backward`. Loaders measure the waits for data.
+`save` and `load` write their phases. Before the first step, after a loop over a loader and after `close` the
+watchdog expects no heartbeat, unless the program has called `Distributon.heartbeat`.
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ class Heartbeat:
 def shown_as(phase: str) -> Callable[[Method], Method]:
     """Return a decorator for methods of Distributon: the heartbeat shows `phase` while the method runs.
 
-    If the method raises a SlurmddpError, frames of slurmddp are removed from its traceback, which so ends
-    where the program has called the method. With SLURMDDP_DEBUG=1 they stay.
+    If the method raises a SlurmddpError, frames of slurmddp are removed from its traceback, so that it ends
+    at the program's call of the method. With SLURMDDP_DEBUG=1 they stay.
     """
 
     def decorate(method: Method) -> Method:
@@ -227,7 +227,7 @@ class _ForwardClock:
         self._since = time.monotonic()
 
     def stop(self) -> float:
-        """Return the seconds since `start`; 0.0 if it was not called since the last `stop`."""
+        """Return the seconds since the last `start`; 0.0 if no `start` has followed the last `stop`."""
         if self._since is None:
             return 0.0
 

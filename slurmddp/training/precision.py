@@ -1,4 +1,4 @@
-"""Mixed precision and loss scaling; weights, gradients and optimizer states stay in float32.
+"""Train in mixed precision with loss scaling; weights, gradients and optimizer states stay in float32.
 
 Automatic mixed precision as in torch.amp: within the model's forward pass, torch runs each operation in the
 number format that suits the operation.
@@ -160,7 +160,7 @@ class LossScaler:
             )
 
     def _unscale(self, optimizer: Optimizer) -> bool:
-        """Unscale the gradients of `optimizer`, unless this step has; return whether all are finite."""
+        """Unscale the gradients of `optimizer`, once per step; return whether all are finite."""
         if id(optimizer) in self._finite:
             return self._finite[id(optimizer)]
         if all(parameter.grad is None for parameter in _trained(optimizer)):

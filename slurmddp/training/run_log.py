@@ -32,7 +32,7 @@ _RESERVED_NAMES = ("step", "attempt", "time")
 
 
 class RunLog:
-    """Writer of an attempt's events and metrics to run folder and loggers; idle unless `active`."""
+    """Writer of an attempt's events and metrics to run folder and loggers; writes only if `active`."""
 
     def __init__(
         self, run: RunContext, *, active: bool, unit: str = "samples", loggers: Loggers | None = None
@@ -68,7 +68,7 @@ class RunLog:
             write_atomic(folder.sample_file, text)
 
     def _writable(self) -> RunFolder | None:
-        """Return the run folder; None if this rank does not write to it, or there is none.
+        """Return the run folder; None if there is no run folder, or this rank does not write to it.
 
         Raises:
             SupersededError: a later attempt of the run has started.
@@ -167,7 +167,8 @@ class Milestones:
     """
 
     _counted: ClassVar[set[tuple[str, int]]] = set()
-    """Run and attempt of each first step that was recorded without `open`; a program may train twice."""
+    """Run folder and attempt of each first step that was recorded without `open`. A program may train twice,
+    but the attempt has only one first step."""
 
     def __init__(self, run: RunContext, start_up: StartupTimer) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""Join one process group per type of device: torch keeps no other backend beside a group in Python."""
+"""Combine one process group per type of device: torch can't add a backend to a group written in Python."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _route(name: str) -> Callable[..., Any]:
         device = devices[0] if devices else next(iter(self._groups))
         if device not in self._groups:
             raise ValueError(
-                f"{name} got a tensor on {device}, but the backends are for {', '.join(self._groups)}."
+                f"{name} got a tensor on {device}, but there are backends only for {', '.join(self._groups)}."
             )
 
         return getattr(self._groups[device], name)(*arguments, **options)

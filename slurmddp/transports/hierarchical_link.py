@@ -1,7 +1,7 @@
 """Connect ranks of several hosts: shared memory within each host, gloo between the hosts.
 
-Backend `hierarchical`. In an all-reduce or a broadcast, all ranks of a host together send as many bytes over
-the network as a single rank would send.
+Backend `hierarchical`. In an all-reduce or a broadcast, all ranks of a host together send no more bytes over
+the network than one rank would send if each host had a single rank.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class HierarchicalLink:
         link.recv(tensor, place)
 
     def close(self) -> None:
-        """Release the shared memory of this rank; it waits for no other rank."""
+        """Release the shared memory of this rank, without waiting for other ranks."""
         self._local.close()
 
     def _link_to(self, rank: int) -> tuple[Link, int]:
@@ -124,7 +124,7 @@ class HierarchicalLink:
         return self._network, rank
 
     def _gather_shares(self, shares: Sequence[torch.Tensor]) -> None:
-        """Give all ranks of this host the shares of the others.
+        """Exchange the shares of all ranks of this host, so that each rank has every share.
 
         Args:
             shares: one share for each local rank; this rank's is set, and the others are filled.

@@ -44,7 +44,7 @@ COMBINE: dict[Any, Combine] = {
     ReduceOp.BOR: torch.Tensor.bitwise_or_,
     ReduceOp.BXOR: torch.Tensor.bitwise_xor_,
 }
-"""How two tensors reduce to one under each reduction of torch; AVG is a sum, divided by the world size."""
+"""By reduction of torch, the function that reduces two tensors to one. For AVG, the sum is divided later."""
 
 
 class LinkGroup(NamedGroup):
@@ -80,7 +80,8 @@ class LinkGroup(NamedGroup):
         self._timeout = timeout
         self._queue = OperationQueue()
         self._receives: deque[Operation] = deque()
-        """Receives that nobody waits for yet; they are not queued, so a later send may run before them."""
+        """Receives for which the program does not wait yet. They are not queued, so a later send may run
+        first."""
         # End the thread with the group, and at exit: the interpreter would abort if it ended a thread within
         # torch's code.
         self._end = weakref.finalize(self, self._queue.end)
@@ -351,7 +352,7 @@ class LinkGroup(NamedGroup):
                 algorithm = ring if is_large else halving_doubling
                 algorithm(flat, self._link, _combine(opts))
         else:
-            # Call it for its error: an unsupported reduction is refused on one rank too.
+            # Call it only for its error, so that an unsupported reduction fails on a single rank, too.
             _combine(opts)
 
         self._averaged(flat, opts)

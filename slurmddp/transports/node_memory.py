@@ -1,7 +1,8 @@
 """Share memory between the ranks of one host, and wait for the writes of other ranks.
 
-The memory is a memfd: it has no name in a file system, so nothing stays behind however the ranks end. Words
-of eight aligned bytes are counters that announce ready data. One rank writes a word, and all others read it.
+The memory is a memfd: it has no name in a file system, so nothing stays behind however the ranks end. Aligned
+words of eight bytes are counters, by which a rank announces that its data is ready. One rank writes a word,
+and all other ranks read it.
 """
 
 from __future__ import annotations
@@ -28,19 +29,21 @@ LINE_BYTES = 128
 """The distance between words of different ranks: two cache lines, because processors fetch them in pairs."""
 _LINE_WORDS = LINE_BYTES // 8
 _CALLS = 8
-"""Number of events whose calls follow a rank's word in its line; no rank is that far ahead of another."""
+"""Number of words after a rank's counter. They hold the calls of the rank's latest events; no rank is so many
+events ahead of another rank."""
 _SPINS = 300
-"""Reads of a word before the rank yields its processor; about 10 us."""
+"""How often a waiting rank reads a word before it first yields its processor; this takes about 10 us."""
 _YIELDING_S = 200e-6
-"""How long a rank yields its processor before it sleeps, because a sleep takes 60 us at least."""
+"""How long a rank only yields its processor before it begins to sleep; a sleep takes at least 60 us."""
 _LONGEST_SLEEP_S = 2e-3
-"""The longest sleep. A check takes about 10 us, so a waiting rank uses 1 % of a processor at most."""
+"""The longest sleep between two reads. A read takes about 10 us, so a wait uses at most 1 % of a
+processor."""
 
 
 class NodeMemory:
     """Memory that all ranks of a host share: bytes for data, and counters by which ranks wait for each other.
 
-    A counter is a word of eight bytes, which one rank writes. Each rank has one that counts its events.
+    A counter is a word of eight bytes, which one rank writes. Each rank has a counter of its own events.
 
     Args:
         store: the key-value store through which the ranks find each other; used in this call only.
@@ -172,9 +175,10 @@ class NodeMemory:
         self._fence()
 
     def _check(self, place: int, value: int, other: int, waited_s: float) -> None:
-        """Raise RankFailure if a rank has ended that this wait depends on, or the time-out is over.
+        """Raise RankFailure if this wait can't succeed, because a rank has ended, or if the time-out is over.
 
-        It may be another rank than `other`: if a rank ends before the current event, all ranks would wait.
+        The rank that has ended may be another rank than `other`: if it has not published the current event,
+        `other` may be waiting for it as well.
         """
         ended = [rank for rank, has_ended in self._has_ended.items() if has_ended()]
         behind = [rank for rank in ended if rank == other or self.words[self._places[rank]] < self._event]
@@ -223,7 +227,7 @@ def _meet(
         processes = {other: int(pid) for other, (_, pid, _) in entries.items()}
         return processes, f"/proc/{processes[0]}/fd/{int(entries[0][2])}"
     except ValueError as error:
-        # The entry is not of this package: any account can write to the store.
+        # Another program has written the entry: any account can write to the store.
         raise _not_the_memory(f"{' '.join(entries[0])!r}") from error
 
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 _NONE = timedelta()
 """torch passes this time-out if the caller gives none; the time-out of the group is used then."""
 _END_S = 1.0
-"""The longest wait for the thread at the end of a group."""
+"""The longest wait, in seconds, for the thread at the end of a group."""
 
 
 def call_link(call: Callable[[], T]) -> T:
@@ -128,7 +128,7 @@ class Operation(distributed.Work):
 
 
 class Finished(distributed.Work):
-    """Handle of an operation that its caller has run already; it costs a quarter of an `Operation`."""
+    """Handle of an operation that has already run; creating it takes a quarter of an `Operation`'s time."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class OperationQueue:
         self._thread: threading.Thread | None = None
 
     def run(self, run: Callable[[], object]) -> bool:
-        """Run an operation in the caller and return True; if others are queued, only return False."""
+        """Run an operation in the calling thread, and return True; False if other operations are queued."""
         # Queued operations must run first, because they were called first.
         if self._queue.unfinished_tasks:
             return False
@@ -183,7 +183,7 @@ class OperationQueue:
     def end(self) -> None:
         """Let the thread end after the queued operations, and wait for it for at most a second (_END_S)."""
         self._queue.put(None)
-        # A thread can't join itself: it calls this itself if it deletes the last reference to the group.
+        # A thread can't join itself. It calls this method if it deletes the last reference to the group.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_END_S)
 

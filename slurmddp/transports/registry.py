@@ -125,7 +125,7 @@ def _register_one(name: str) -> str:
 
 
 def _is_transport(name: str) -> bool:
-    """Return whether a backend is one of `register`: built as `create(store, rank, world_size, timeout)`."""
+    """Return whether torch builds a backend by `create(store, rank, world_size, timeout)`."""
     plugin = distributed.Backend._plugins.get(name.upper())
     # Since torch 2.14 its own backends are plugins too. They have the extended API, with other arguments.
     return plugin is not None and not plugin.extended_api

@@ -26,27 +26,28 @@ from slurmddp.transports.link_group import COMBINE
 from slurmddp.transports.node_memory import LINE_BYTES, NodeMemory
 
 SET_BYTES = 2 * 1024 * 1024
-"""Bytes of the slots of all ranks together, so that the third-level cache of a processor holds them."""
+"""Bytes of the slots of all ranks together. They fit into the third-level cache of a processor."""
 LEAST_SLOT_BYTES = 64 * 1024
-"""Bytes of a slot on many ranks; smaller pieces would cost more calls than they save in memory."""
+"""The smallest size of a slot in bytes, used on many ranks. Smaller pieces would need too many rounds."""
 WHOLE_BYTES = 128 * 1024
-"""Up to this size, of all ranks' tensors together, each rank reduces the whole tensor: one wait, not two."""
+"""If all ranks' tensors together have at most this size, each rank reduces the whole tensor: one wait instead
+of two."""
 MESSAGE_BYTES = 64 * 1024
-"""Bytes of a part of a message between two ranks; the memory has room for two parts per pair of ranks."""
+"""Size of a part of a message between two ranks; the memory has room for two parts per pair of ranks."""
 _SETS = 3
 _PAGE_BYTES = 4096
 _PARTS = 2
 _WORDS = LINE_BYTES // 8
 _VIEWS = 256
-"""The most lengths of tensors whose views and numbers are cached: a training uses few."""
+"""The largest number of tensor lengths whose views and call numbers are cached; a training uses few."""
 
 
 class SharedMemoryLink:
     """Link between ranks of one host through shared memory.
 
     It implements all-reduce, broadcast, all-gather and barrier itself. Only one thread at a time may call it.
-    Collectives use 6 MB of memory, and 192 kB for each rank on more than
-    32 ranks. A pair of ranks that exchanges messages uses 128 kB in each direction.
+    Collectives use 6 MB of memory, or on more than 32 ranks 192 kB for each rank. A pair of ranks that
+    exchanges messages uses 128 kB in each direction.
 
     Args:
         store: the key-value store through which the ranks find each other.
@@ -83,7 +84,8 @@ class SharedMemoryLink:
         self._round = 0
         self._views: dict[tuple[torch.dtype, int], list[tuple[list[torch.Tensor], list[torch.Tensor]]]] = {}
         self._calls: dict[tuple[Combine | str, torch.dtype, int], int] = {}
-        """By operation, dtype and length, the number by which ranks check that all are in one operation."""
+        """By operation, dtype and length, the number by which ranks check that all call the same
+        operation."""
         self._outgoing: dict[int, deque[_Message]] = {}
         """By receiver, the messages with parts that are not copied into the shared memory yet."""
         self._pushing = threading.Lock()
@@ -131,7 +133,7 @@ class SharedMemoryLink:
             if self.rank == source:
                 slots[source].copy_(piece)
 
-            # Ranks other than the source publish too: a set of slots is free when all ranks have left its
+            # Ranks other than the source publish, too: the set of slots is free once all ranks have left the
             # round.
             memory.reach(memory.publish())
             if self.rank != source:
@@ -159,14 +161,14 @@ class SharedMemoryLink:
         self._memory.close()
 
     def _begin(self, operation: Combine | str, flat: torch.Tensor) -> None:
-        """Set the number by which ranks detect that their operations or their tensors differ.
+        """Set the call number of an operation, by which ranks detect that their operations or tensors differ.
 
         It is computed from the operation, and the dtype and length of `flat`.
         """
         key = (operation, flat.dtype, flat.numel())
         call = self._calls.get(key)
         if call is None:
-            # Use the index in COMBINE as the name of a function: it is equal in all processes.
+            # Name a function by its index in COMBINE, which is equal in all processes.
             name = operation if isinstance(operation, str) else list(COMBINE.values()).index(operation)
             if len(self._calls) >= _VIEWS:
                 self._calls.clear()
@@ -280,7 +282,8 @@ class SharedMemoryLink:
     def _push(self) -> bool:
         """Copy waiting parts into the shared memory while they fit; return whether any part was copied."""
         moved = False
-        # A lock, because a caller may wait for its send while the thread of a group receives, and both push.
+        # Take a lock: the program may wait for a send while the thread of a group receives, and both call
+        # `_push`.
         with self._pushing:
             for to, messages in self._outgoing.items():
                 sent, taken = self._words(self.rank, to)
@@ -298,7 +301,7 @@ class SharedMemoryLink:
         return moved
 
     def _words(self, source: int, to: int) -> tuple[int, int]:
-        """Return the indices of two counters: parts that `source` has sent to `to`, and that `to` has taken.
+        """Return the indices of two counters: parts that `source` has sent to `to`, and parts read by `to`.
 
         The first counter is followed by the size of the message of each part in the memory.
         """

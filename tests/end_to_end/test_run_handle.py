@@ -115,7 +115,7 @@ def test_wrong_calls_start_nothing(project: Path) -> None:
         (lambda: slurmddp.submit(handle_work.rank, object()), "can't be stored as text"),
         (lambda: slurmddp.submit(handle_work.rank, 1, [], nods=2), "nods"),
         (lambda: slurmddp.submit(handle_work.Made().rank), "The ranks can't import"),
-        (lambda: slurmddp.submit(handle_work.rank, {1: 2}, []), "the key 1 of a dictionary is not a text"),
+        (lambda: slurmddp.submit(handle_work.rank, {1: 2}, []), "the key 1 of a dictionary is not a string"),
         (lambda: slurmddp.submit(handle_work.rank, 1), "missing a required argument: 'names'"),
         (lambda: slurmddp.submit(handle_work.seeded, 1, seed=2), "by position"),
         (lambda: slurmddp.map_array("handle_work.seeded", [1], [2], [3]), "too many positional"),

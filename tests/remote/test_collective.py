@@ -100,7 +100,7 @@ def test_tensors_that_dont_fit_together_are_refused_before_anything_is_sent(w):
         w.all_reduce([one, torch.ones(3)])
     with pytest.raises(ConfigError, match="no reduction 'average'"):
         w.all_reduce([one, other], "average")
-    with pytest.raises(ConfigError, match="node=2 has no tensor"):
+    with pytest.raises(ConfigError, match="node=2 holds none of the tensors"):
         w.broadcast([one, other], node=2)
     for nothing in ([], [[], []]):
         with pytest.raises(ConfigError, match="no tensors"):

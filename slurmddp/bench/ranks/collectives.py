@@ -114,8 +114,8 @@ def _counts(name: str, link: CountedLink, device: torch.device) -> dict[str, int
 
     Both are None for torch's own all-reduce, which does not use the link.
     """
-    # Called for torch's all-reduce too, although its counts are not used, because it is a collective: the
-    # ranks must all call it.
+    # Call this collective for torch's all-reduce, too: all ranks must call it, although its result is not
+    # used then.
     messages, sent = of_slowest_rank([link.messages, link.bytes], device)
     if name == TORCH:
         return {"messages": None, "bytes_sent": None}

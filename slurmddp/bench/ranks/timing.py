@@ -1,4 +1,4 @@
-"""Time an action on all ranks, repeatedly; the slowest rank counts."""
+"""Time an action repeatedly on all ranks; the time of an action is the time of the slowest rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import distributed
 
 
 def seconds(action: Callable[[], object], device: torch.device) -> float:
-    """Call a function, and return its seconds on this rank, including the GPU work that it starts."""
+    """Call a function, and return the seconds that it took on this rank, with the GPU work that it starts."""
     synchronize(device)
     began = time.perf_counter()
     action()

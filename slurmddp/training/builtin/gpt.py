@@ -152,7 +152,7 @@ def _check_sizes(vocab_size: int, context: int, width: int, layers: int, heads: 
 
     if width % heads:
         raise ConfigError(
-            f"model.width is {width}, which {heads} heads can't share.",
+            f"model.width is {width}, which is no multiple of model.heads={heads}.",
             hint="Make model.width a multiple of model.heads.",
         )
 

@@ -149,7 +149,7 @@ def _files(root: Path, pattern: str) -> Iterator[Path]:
 
     if not root.is_dir():
         raise ConfigError(
-            f"data.path is {str(root)!r}, and nothing is there.",
+            f"data.path is {str(root)!r}, which does not exist.",
             hint="Give a file or a folder of text files that every node can read.",
         )
 

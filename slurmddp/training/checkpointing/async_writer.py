@@ -1,8 +1,9 @@
-"""Copy the state of a save into memory, request its write, and receive the result: the rank's side of it.
+"""The rank's side of a background save: copy the state into memory, request the write, receive its result.
 
-Under slurmddp's agent, the agent holds the memory and runs the writer. Elsewhere the rank starts a writer at
-its first save without `wait`. That process outlives a killed rank until all requests are written. The rank
-writes by itself if the memory is too small for a copy, and in saves with `wait` without an agent.
+Under slurmddp's agent, the agent holds the memory and runs the writer process. Without an agent, the rank
+starts a writer process at its first save without `wait`. If the rank is killed, this process still completes
+all requested writes. The rank itself writes if the memory is too small for a copy, and, without an agent, in
+saves with `wait`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _TEXTS_BYTES = 1 << 20
-"""Bytes to allocate for the tree and the facts beside the tensors: a longer state needs a new map."""
+"""Bytes to allocate in addition to the tensors, for plain values and metadata. If these need more, the memory
+is allocated again."""
 _LEAVE_S = 30.0
 """Seconds to wait at the end for the exit of an idle writer."""
 _EXIT_S = 1.0
@@ -105,7 +107,7 @@ class AsyncWriter:
     ) -> None:
         """Copy a state into memory and request its write, or write it in this process if it can't be copied.
 
-        Of a sharded state the first rank of each node calls it, and the other ranks call `follow`.
+        For a sharded state, the first rank of each node calls `write`, and the other ranks call `follow`.
 
         Args:
             snapshot: the state, with its step and the folder of all checkpoints.
@@ -218,7 +220,8 @@ class AsyncWriter:
     def states_in_memory(self, root: Path) -> list[tuple[int, shared_buffer.StoredState, bool]]:
         """Return the states in this node's memory that belong to the checkpoint folder `root`.
 
-        Each has its descriptor, its header, and whether it is only a part of a sharded state.
+        Each entry contains the state's descriptor, its header, and whether it is only a part of a sharded
+        state.
         """
         return self._buffers.states(root)
 
@@ -258,7 +261,7 @@ class AsyncWriter:
         return not self._copies_off and (self.has_agent or not wait or self._writer is not None)
 
     def _copy(self, snapshot: Snapshot, shards: ShardCopy | None) -> int | None:
-        """Copy the state into a buffer and return its number; None if this rank has to write by itself."""
+        """Copy the state into a buffer, and return the buffer's number; None if this rank has to write it."""
         try:
             self._open_channel()
             while not self._buffers.has_free():
@@ -284,7 +287,7 @@ class AsyncWriter:
             self._lose_writer()
 
     def _receive(self, timeout_s: float) -> bool:
-        """Process one message of the writer, or its end; return False if none came within `timeout_s`."""
+        """Process a message of the writer, or the writer's end; return False if `timeout_s` passed first."""
         try:
             received = self._open_channel().receive(timeout_s)
         except (EOFError, OSError):
@@ -301,7 +304,7 @@ class AsyncWriter:
     def _conclude(self, result: writer_process.Result) -> None:
         """Process the result of a write: keep its error for the next call, or report the duration."""
         write = next((pending for pending in self._pending if pending.step == result["step"]), None)
-        # When its writer was lost, this write was already counted as failed.
+        # The write was already counted as failed when its writer was lost.
         if write is None:
             return
 

@@ -1,8 +1,7 @@
 """Save the state of a training on all ranks together: gather each rank's part, and write or copy it.
 
-Rank 0 writes a whole state. Of a sharded state, each node writes or copies the shards of its ranks.
-An error on any rank is raised on all ranks. A rank that left alone would block the others in their next
-collective.
+Rank 0 writes a whole state. Of a sharded state, each node writes or copies the shards of its ranks. An error
+on any rank is raised on all ranks: if one rank left alone, the others would block in their next collective.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from slurmddp.training.run_log import numbers
 log = logging.getLogger(__name__)
 
 NEWEST_STAMP = 1 << 62
-"""Stamp of a checkpoint: no copy of the same step is newer."""
+"""Stamp of every checkpoint: so a checkpoint counts as newer than any copy in memory of the same step."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class _Gathered:
     stamp: int = field(default_factory=time.time_ns)
     """Rank 0's time, in nanoseconds since the epoch."""
     figures: Figures | None = None
-    """Rank 0's measurements."""
+    """Rank 0's measurements, from which all ranks compute when to copy next."""
     shared: dict[str, Any] = field(default_factory=dict)
     """Running averages and plain values of rank 0, which may differ between replicas."""
 
@@ -67,7 +66,7 @@ class _Gathered:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpointer:
-    """The saves of one training on this rank; all ranks call the same methods in the same order."""
+    """Writer of checkpoints and of copies in memory; all ranks call the same methods in the same order."""
 
     loaders: Loaders
     unwrap: Unwrap
@@ -81,7 +80,8 @@ class Checkpointer:
     saves: AsyncWriter
     pace: SnapshotInterval
     chosen: dict[Path, int] = field(default_factory=dict)
-    """By folder, the step that was chosen for a load; until the next save, or load of the newest."""
+    """By checkpoint folder, the step that the program chose in its last load. Removed by the next save, and
+    by a load of the newest checkpoint."""
     known_metrics: set[str] = field(default_factory=set)
     """The names of metrics that a save had, or whose absence was logged."""
 
@@ -136,7 +136,7 @@ class Checkpointer:
     def _leave_newer(self, root: Path, step: int) -> None:
         """If an older step was chosen for the last load, rename newer checkpoints and discard newer copies.
 
-        Otherwise a resume would load them instead of the checkpoints that follow now.
+        Otherwise a resume would load them instead of the checkpoints that this training writes from now on.
 
         Args:
             root: the folder of all checkpoints.
@@ -179,7 +179,7 @@ class Checkpointer:
         return collectives.gather_to_zero(rank_state)
 
     def _rank_state(self) -> dict[str, Any]:
-        """Return what only this rank knows: random states, loader positions, strategy and loss scale."""
+        """Return the state that only this rank has: random states, loader positions, strategy, loss scale."""
         # Ask the strategy first: its collectives need all ranks, and the lines below may raise on this rank.
         strategy_state = self.strategy_state()
         rank_state = of_this_rank(self.loaders)
@@ -274,7 +274,7 @@ class Checkpointer:
         """Write, verify and delete the files of a save, and allocate memory for later saves.
 
         Returns:
-            The seconds that this took on rank 0, on all ranks.
+            The seconds that the check took on rank 0; the same number on all ranks.
         """
         started = time.perf_counter()
         root = root.absolute()

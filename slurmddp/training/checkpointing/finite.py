@@ -19,7 +19,7 @@ _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> torch.Tensor:
-    """Return the common 2-norm of the gradients; with `clip_norm`, scale them in place to at most this norm.
+    """Return the total 2-norm of all gradients; with `clip_norm`, scale them in place to at most this norm.
 
     Args:
         parameters: parameters without a gradient are ignored. Gradients may be sparse.

@@ -20,9 +20,9 @@ from slurmddp.runs.text_format import duration
 
 _PACKAGE = Path(slurmddp.__file__).parent
 _SECRET = re.compile(r"token|secret|passw|credential|(api|access|private)[-_.]?key", re.IGNORECASE)
-"""Names of arguments whose values a checkpoint does not hold: more people may read it than start it."""
+"""Names of arguments whose values are not stored: a checkpoint may have more readers than the command."""
 _COMMAND_CHARS = 500
-"""Characters of a command to keep."""
+"""The largest number of characters of a command that a checkpoint stores."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class UserProgram:
     """The program that the user started: a script or module, with its arguments."""
 
     file: str
-    """Its file, relative to the folder in which it was started; outside of that folder, the name alone."""
+    """The program's file, relative to the folder in which it was started; outside of it, the name alone."""
     command: str
     """The file and its arguments, for people."""
 
@@ -67,8 +67,8 @@ def refuse_other(meta: Mapping[str, Any], program: UserProgram | None, root: Pat
         return
 
     raise CheckpointError(
-        f"The checkpoints in {root} are of another program: {saved['command']} has saved the newest "
-        f"{_ago(saved)}, and this is {program.file}. Nothing was loaded.",
+        f"The checkpoints in {root} belong to another program: {saved['command']} saved the newest "
+        f"checkpoint {_ago(saved)}, and this program is {program.file}. Nothing was loaded.",
         hint=f"Give {program.file} a folder of its own: root=FOLDER in load and in save. Or delete {root}. "
         f"To load them all the same, name the folder: load(..., root={root.name!r}).",
     )
@@ -87,9 +87,9 @@ def shared_folder_line(root: Path, program: UserProgram | None) -> str:
 
     others = " and ".join(sorted(map(str, names)))
     return (
-        f"slurmddp: {shown(root)} also holds checkpoints of {others}. They stay, and one of the same step "
-        f"gets the name abandoned-step-N. Give {program.file} a folder of its own: root=FOLDER in save and "
-        "in load."
+        f"slurmddp: {shown(root)} also contains checkpoints of {others}. They are kept; a checkpoint of the "
+        f"step of a save is renamed to abandoned-step-N. Give {program.file} a folder of its own: "
+        "root=FOLDER in save and in load."
     )
 
 

@@ -1,8 +1,8 @@
 """Load the newest state on all ranks together, from the memory of a node or from the disk.
 
 After a rank has died, its node still holds the last copied state. Ranks of other nodes, such as a spare, get
-that state from a rank that has it. A state in memory is used if it is as new as the newest checkpoint. If it
-does not fit, or a rank can't read it, the checkpoint is loaded.
+that state from a rank that has it. A state in memory is used if it is as new as the newest checkpoint. If
+this state does not fit, or a rank can't read it, the checkpoint is loaded instead.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _newest(
     if not usable:
         return None, 0, False
 
-    # The newest state counts; of the ranks that have it, the lowest is its source.
+    # Choose the newest state, and as its source the lowest rank that has it.
     best, source = max(usable, key=lambda pair: (pair[0].order, -pair[1]))
     return best, source, best.order not in common
 
@@ -239,7 +239,7 @@ class _Load:
         return True
 
     def _choose(self) -> tuple[str, str, int] | None:
-        """Return name, fingerprint and step of the newest checkpoint that verifies, or None; for rank 0.
+        """On rank 0, return name, fingerprint and step of the newest checkpoint that verifies, or None.
 
         Raises:
             CheckpointError: another program has written the checkpoint.
@@ -272,7 +272,7 @@ class _Load:
             raise
 
     def _share(self, manifest: Manifest) -> int:
-        """Return about how many bytes a copy of a checkpoint takes in one node's memory."""
+        """Return an estimate of the bytes that a copy of a checkpoint takes in one node's memory."""
         shards = sum(record.size for name, record in manifest.files.items() if is_shard_file(name))
         whole = sum(record.size for record in manifest.files.values()) - shards
         nodes = 1 if mesh_of(self.objects.values()) is None else self.checkpointer.saves.nodes

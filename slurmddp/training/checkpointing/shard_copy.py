@@ -23,7 +23,7 @@ from slurmddp.collectives import values as collectives
 from slurmddp.errors import CheckpointError
 
 _Place = tuple[int, int, dict[int, int]]
-"""Process and descriptor of a buffer, and where the file of each rank of the node begins."""
+"""Process id and descriptor of a buffer, and by rank the offset of the rank's shards in the buffer."""
 
 
 class ShardCopy:
@@ -110,14 +110,14 @@ class ShardCopy:
         if self._has_met:
             return
 
-        # The other ranks wait in `_meet` for this rank. So send its error to them, or decline.
+        # The other ranks wait in `_meet` for this rank. So send them its error, or decline if it has none.
         if isinstance(error, Exception) and not isinstance(error, NoMemory):
             collectives.gather(None, error)
         elif error is None or isinstance(error, NoMemory):
             self.decline()
 
     def _meet(self, place: _Place | None, view: MappedTensor | None) -> bool:
-        """Exchange which ranks offer buffers, and write this rank's shards into the buffer of its node.
+        """Find out which ranks offer buffers, and write this rank's shards into the buffer of its node.
 
         Args:
             place: the buffer that this rank offers, or None.

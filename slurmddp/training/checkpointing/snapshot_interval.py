@@ -13,9 +13,9 @@ from typing import Literal
 SHARE = 0.008
 """The part of the training time to spend on copies: below 1 %, because their costs vary."""
 FIRST_AFTER = 10
-"""Number of steps before the first copy, to measure the steps."""
+"""Number of steps before the first copy, in which the duration of a step is measured."""
 _REMEMBERED = 32
-"""Number of steps whose median is the usual step."""
+"""Number of latest steps; their median duration is the duration of a usual step."""
 _UNKNOWN_COST_S = 0.01
 """Assumed cost of the first copy, in seconds."""
 

@@ -93,7 +93,7 @@ def restore_data(loaded: checkpoint.Checkpoint, loaders: Loaders) -> None:
 
 
 def restore_randomness(loaded: checkpoint.Checkpoint, seed: int | None) -> None:
-    """Restore this rank's random state; if the number of ranks differs, seed from `seed` and the step."""
+    """Restore this rank's random state; on another number of ranks, seed from `seed` and the step."""
     rank_states = loaded.state["rng"]
     ranks = collectives.world_size()
     rank = collectives.rank()
@@ -218,7 +218,7 @@ def fitting(loaders: Loaders, state: Mapping[str, Any], ignored: list[str] | Non
         return loaders
     if ignored is not None:
         ignored.append(
-            f"data: {len(state['loaders'])} positions in the checkpoint, {len(loaders)} loaders here"
+            f"data: {len(state['loaders'])} positions in the checkpoint, {len(loaders)} loaders in this run"
         )
     return ()
 

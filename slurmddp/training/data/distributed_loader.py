@@ -1,4 +1,4 @@
-"""Provide the base of all data loaders of a training: epochs, devices, workers that ignore stop signals."""
+"""Define the base class of data loaders: it counts epochs, moves batches, protects workers from signals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slurmddp.training.stopping.signals import hold_in_worker, signals_held
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return a copy of `batch` with all its tensors on `device`, also in nested mappings, lists and tuples.
 
-    Of other objects with a method `to`, such as a batch of graphs, the result of `to(device)` is taken.
+    Another object with a method `to`, such as a batch of graphs, is replaced by the result of `to(device)`.
     """
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
@@ -143,7 +143,7 @@ class DistributedLoader:
         return self.state_dict(), self.rank_state()
 
     def go_back(self, mark: tuple[Any, Any]) -> None:
-        """Return to a position that `mark` has returned. Later batches count as not trained."""
+        """Return to a position that `mark` has returned. Batches after this position count as not trained."""
         self.load_state_dict(mark[0])
         if mark[1] is not None:
             self.load_rank_state(mark[1])

@@ -206,8 +206,8 @@ class IterableLoader(PassthroughLoader):
                 self._positions[reader] = position
                 yield batch
         finally:
-            # `collate_fn` restores the generators after each batch. But no batch follows the last read, which
-            # only finds the end of the data.
+            # `collate_fn` restores the generators after each batch. The last read only finds the end of the
+            # data, so no batch follows it. Restore the generators after it, too.
             self._shard.restore_generators()
 
     def state_dict(self) -> dict[str, Any]:
@@ -234,8 +234,8 @@ class IterableLoader(PassthroughLoader):
         if len(epochs) > 1 and len(states) != self._world_size:
             raise MismatchError(
                 f"When the checkpoint was written, its {len(states)} ranks were in different epochs of "
-                f"{type(self.dataset).__name__}: {', '.join(map(str, epochs))}. {self._world_size} rank(s) "
-                "can't read the rest of each.",
+                f"{type(self.dataset).__name__}: {', '.join(map(str, epochs))}. So {self._world_size} "
+                "rank(s) can't continue from it.",
                 hint=f"Resume with {len(states)} ranks.",
             )
 
@@ -259,6 +259,6 @@ class IterableLoader(PassthroughLoader):
         if workers != workers_now:
             raise MismatchError(
                 f"{workers} loader worker(s) per rank read the iterable {type(self.dataset).__name__} when "
-                f"the checkpoint was written; {workers_now} can't resume in the middle of an epoch.",
+                f"the checkpoint was written; {workers_now} of them can't resume within an epoch.",
                 hint=f"Resume with num_workers={workers} (`train.workers={workers}`).",
             )

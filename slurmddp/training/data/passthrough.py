@@ -1,9 +1,9 @@
 """Keep the order of a user's sampler: count the batches that the loop received, and skip them at a resume.
 
-The sampler divides the samples among the ranks itself. `set_epoch(epoch)` is called at the start of each
-epoch on each of the sampler, the batch sampler and the data set that has such a method. After a resume the
-sampler starts the epoch again, with the states of the generators from the epoch's first start, and the
-trained batches are dropped. So the samples are the same only if the sampler gives the same order again.
+The sampler divides the samples among the ranks itself. At the start of each epoch, `set_epoch(epoch)` of the
+sampler, the batch sampler and the data set is called, if they have such a method. After a resume the sampler
+starts the epoch again, with the states of the generators from the epoch's first start, and the trained
+batches are dropped. So the samples are the same only if the sampler gives the same order again.
 """
 
 from __future__ import annotations
@@ -146,6 +146,6 @@ class PassthroughLoader(DistributedLoader):
         if ranks != self._world_size:
             raise MismatchError(
                 f"When the checkpoint was written, {ranks} rank(s) had trained {batches} batch(es) each of "
-                f"{type(self.dataset).__name__}; {self._world_size} can't resume in the middle of an epoch.",
+                f"{type(self.dataset).__name__}; {self._world_size} rank(s) can't resume within an epoch.",
                 hint=f"Resume with {ranks} ranks{also}, or use map-style data without a sampler of your own.",
             )

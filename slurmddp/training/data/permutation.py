@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from slurmddp.errors import ConfigError
 
 ROUNDS = 6
-"""Luby and Rackoff need 4 rounds with ideal round functions ("How to construct pseudorandom permutations
-from pseudorandom functions", 1988). These round functions are simple mixers, so there are two more."""
+"""Luby and Rackoff need 4 rounds with ideal round functions ("How to construct pseudorandom permutations from
+pseudorandom functions", 1988). These round functions are only simple mixers, so the network has two more
+rounds."""
 
 MAX_SAMPLES = 1 << 48
 

@@ -101,7 +101,7 @@ class RankSampler(Sampler[Any]):
             self._require_a_step()
 
     def _require_a_step(self) -> None:
-        """Raise ConfigError if there are fewer samples than one step of all ranks takes, with `drop_last`."""
+        """Raise ConfigError if `drop_last` is set and the samples don't fill one step of all ranks."""
         needed = self.global_batch_size if self._drop_last else 1
         if self.n < needed:
             raise ConfigError(

@@ -82,7 +82,7 @@ def _gpu_numa_nodes(info: RankInfo) -> list[int | None]:
     try:
         gpus = [torch.cuda.get_device_properties(index) for index in range(info.local_world_size)]
     except RuntimeError:
-        # The rank that takes the broken GPU raises the error; here the NUMA nodes just stay unknown.
+        # A GPU is broken. The rank that takes it raises the error later; here, only report no NUMA nodes.
         return []
 
     numa_nodes: list[int | None] = []

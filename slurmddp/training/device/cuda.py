@@ -83,11 +83,18 @@ def take_device(info: RankInfo, backend: str) -> tuple[torch.device, str]:
 def _warn_of_unused_gpus(info: RankInfo) -> None:
     """Warn if this rank computes on the CPU although there are GPUs."""
     if info.gpus_on_node:
-        _log.warning("SLURM granted %d GPU(s), but torch sees none: computing on the CPU", info.gpus_on_node)
+        _log.warning(
+            "SLURM granted %d GPU(s), but torch sees none: computing on the CPU. Is torch a CUDA build?",
+            info.gpus_on_node,
+        )
     elif info.emulated:
         gpus = visible_gpus()
         if gpus:
-            _log.warning("%d ranks on emulated nodes, %d GPU(s): computing on the CPU", info.world_size, gpus)
+            _log.warning(
+                "%d ranks on emulated nodes are more than the %d GPU(s): computing on the CPU",
+                info.world_size,
+                gpus,
+            )
 
 
 def _choose_index(info: RankInfo) -> int | None:

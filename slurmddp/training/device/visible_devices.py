@@ -63,7 +63,7 @@ def ignored_names(environ: Mapping[str, str]) -> str:
     ignored = text.split(",")[len(names) :]
     if not ignored:
         return ""
-    return f" CUDA reads {VISIBLE}={text!r} up to {ignored[0].strip()!r}."
+    return f" CUDA ignores {ignored[0].strip()!r} and all names after it in {VISIBLE}={text!r}."
 
 
 def device_identity(environ: Mapping[str, str], index: int, uuid: object) -> str:

@@ -28,7 +28,7 @@ _WAITING = 10_000
 
 
 def build(*values: Any) -> list[Logger]:
-    """Return the loggers of several `loggers` settings; a built-in logger that two of them name, once.
+    """Return the loggers of several `loggers` settings; a built-in logger that two of them name, only once.
 
     Args:
         values: `loggers` settings (see `settings.loggers.targets`), which may also contain Logger objects.
@@ -256,7 +256,7 @@ class _LoggerThread:
             self._logger.close(finished=finished)
 
     def _fail(self, failure: str) -> None:
-        """Report a failure if it is the first one of this logger, which still gets later values."""
+        """Report the first failure of this logger, which still gets later values."""
         if not self._has_reported:
             self._has_reported = True
             self._report(f"{self.name} {failure}. The training is not affected.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 CLOSE_S = 10.0
-"""Seconds that all loggers of a training together have for their end."""
+"""Seconds that all loggers of a training together have to close."""
 
 
 @dataclass(frozen=True, kw_only=True)

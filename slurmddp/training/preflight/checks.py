@@ -59,7 +59,8 @@ class NodeFault:
     hint: str
     """The remedy, as a sentence."""
     fault: str = NODE
-    """NODE: another node would pass; RUN: every node would fail; NOBODY: a warning, the training starts."""
+    """The cause. NODE: the check would pass on another node. RUN: it would fail on every node. NOBODY: the
+    finding is a warning, and the training starts."""
 
     @property
     def sentence(self) -> str:
@@ -186,8 +187,8 @@ def disk(context: CheckContext) -> Iterable[NodeFault]:
     folder = TMP if TMP.is_dir() else Path(tempfile.gettempdir())
     tmpdir = os.environ.get("TMPDIR")
     if tmpdir and not Path(tmpdir).is_dir():
-        text = f"TMPDIR is {tmpdir}, which is not a folder there: {folder} is used instead."
-        hint = "Unset it where you submit, or make the folder in the cluster file's setup lines."
+        text = f"TMPDIR is {tmpdir}, which is no folder on this node: {folder} is used instead."
+        hint = "Unset TMPDIR where you submit, or create the folder in the cluster file's setup lines."
         yield NodeFault(node=context.node, text=text, hint=hint, fault=NOBODY)
     elif tmpdir:
         # Check TMPDIR itself: `tempfile` would silently choose another folder if TMPDIR can't be written to,
@@ -198,16 +199,16 @@ def disk(context: CheckContext) -> Iterable[NodeFault]:
 
 def _run_disk(context: CheckContext) -> Iterable[NodeFault]:
     needed = _DISK_BYTES
-    use = "a training should find"
+    use = "a training needs"
     checkpoint_bytes = _checkpoint_bytes(context.folder)
     if checkpoint_bytes is not None:
         needed = 2 * checkpoint_bytes
-        use = "two checkpoints take"
+        use = "two checkpoints need"
 
     free = free_bytes(context.folder.path)
     if free < needed:
         text = f"{size_text(free)} are free in the run folder; {use} {size_text(needed)}."
-        hint = "Make room, or begin in another runs_dir."
+        hint = "Delete files, or start the run in another runs_dir."
         yield NodeFault(node=context.node, text=text, hint=hint, fault=RUN)
 
 
@@ -227,13 +228,13 @@ def _node_disk(context: CheckContext, folder: Path) -> Iterable[NodeFault]:
 
     free = free_bytes(folder)
     if free < _DISK_BYTES:
-        text = f"{size_text(free)} are free in {folder} (TMPDIR); {size_text(_DISK_BYTES)} should be."
+        text = f"{size_text(free)} are free in {folder} (TMPDIR); a training needs {size_text(_DISK_BYTES)}."
         hint = "Remove the files of earlier jobs there, or set TMPDIR to another folder."
         yield NodeFault(node=context.node, text=text, hint=hint, fault=fault)
 
 
 def _checkpoint_bytes(folder: RunFolder) -> int | None:
-    """Return the size in bytes of the newest checkpoint with a readable manifest; None if there is none."""
+    """Return the bytes of the newest checkpoint with a readable manifest; None without such a checkpoint."""
     for path in checkpoint_folders(folder.checkpoints_dir):
         with suppress(CheckpointError, OSError):
             return sum(record.size for record in load_manifest(path).files.values())
@@ -280,16 +281,16 @@ def check_limits(node: str, *, files: int, locked: int, shm: int | None, workers
         return NodeFault(node=node, text=text, hint=hint, fault=NOBODY)
 
     if files != unlimited and files < _FILES:
-        text = f"a process may have {files} files open; with loader workers that is soon too few."
+        text = f"the limit of open files is {files} per process, too few for a rank with loader workers."
         yield warning(text, f"Put `ulimit -n {_FILES}` into the cluster file's setup lines.")
 
     if locked != unlimited:
-        text = f"a process may lock {size_text(locked)} of memory; RDMA needs all that it sends locked."
+        text = f"a process may lock {size_text(locked)} of memory; RDMA must lock all memory that it sends."
         yield warning(text, "Ask the site for an unlimited memlock in jobs (PropagateResourceLimits).")
 
     if shm is not None and shm < workers * _SHM_PER_WORKER:
-        text = f"{size_text(shm)} are free in {SHM}, where {workers} loader worker(s) put their batches."
-        yield warning(text, "Enlarge it (in containers --shm-size), or use fewer train.workers.")
+        text = f"{size_text(shm)} are free in {SHM}, but {workers} loader worker(s) share batches through it."
+        yield warning(text, f"Enlarge {SHM} (in containers: --shm-size), or use fewer train.workers.")
 
 
 CHECKS: tuple[Check, ...] = (device, memory, disk, limits)

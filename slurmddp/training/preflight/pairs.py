@@ -31,8 +31,9 @@ _RANKS = 97
 def rounds(nodes: int) -> list[list[Pair]]:
     """Return, for each round, the pairs of nodes that exchange numbers.
 
-    Up to 8 nodes, each node meets each other node. Of more nodes, each meets its neighbours in a hypercube:
-    about log2(nodes) others. So a faulty node fails with several partners, which shows that it is the cause.
+    With up to 8 nodes, each node meets each other node. With more nodes, each node meets its neighbours in a
+    hypercube: about log2(nodes) other nodes. So a faulty node fails with several partners, which shows that
+    it is the cause.
     """
     if nodes <= _ALL_PAIRS_UP_TO:
         return _round_robin(nodes)
@@ -87,12 +88,12 @@ def check_pairs(info: RankInfo, device: torch.device, pair_s: float) -> dict[Pai
 
 
 def check_sum(device: torch.device, timeout_s: float) -> str | None:
-    """Sum known vectors over all ranks; return the reason if that failed, or None."""
+    """Sum known vectors over all ranks; return why the sum failed or is wrong, else None."""
     return _failure(partial(reduce_all, device), timeout_s, device)
 
 
 def _failure(action: partial[str | None], timeout_s: float, device: torch.device) -> str | None:
-    """Run `action` with a time limit; return what it returns, or the error that it raises as a text.
+    """Run `action` with a time limit; return its result, or the error that it raises as a text.
 
     The result is None if all is well.
     """
@@ -134,12 +135,12 @@ def describe(
     others = ", ".join(names[other] for other in reasons)
     text = f"it does not exchange data with {others}: {next(iter(reasons.values()))}."
     if node in suspects:
-        return f"{text} Before, it failed with another node."
+        return f"{text} In an earlier preflight of this attempt, it failed with another node."
 
     # If neither node of the pair failed with a third node, the partner may be the faulty one.
     peer = next(iter(reasons))
     if len(reasons) == 1 and sum(peer in pair for pair in failed) == 1:
-        return f"{text} It may be {others} as well."
+        return f"{text} The faulty node may also be {others}."
     return text
 
 
@@ -160,7 +161,7 @@ def exchange(peer: int, device: torch.device) -> str | None:
 
     if torch.equal(received, _vector(peer, device)):
         return None
-    return "other numbers came than were sent"
+    return "the received numbers differ from the sent numbers"
 
 
 def reduce_all(device: torch.device) -> str | None:

@@ -169,7 +169,8 @@ class _Preflight:
         self._hours = int((config.get("policy") or {}).get("exclude_failed_h", 24))
         self._began = time.monotonic()
         self._continued = 0.0
-        """When rank 0 last let all ranks continue, by its clock; all later answers are made after it."""
+        """The time, by rank 0's clock, of its last decision that let all ranks continue. Ranks make their
+        next answers after this time."""
 
         self.names = node_names(info)
         self.node = self.names[info.node_rank]
@@ -205,7 +206,7 @@ class _Preflight:
         if verdict.excluded:
             raise _unhealthy_nodes(verdict)
 
-        hint = "No node was excluded for it. preflight=off starts without these checks."
+        hint = "No node was excluded. Use preflight=off to start without these checks."
         raise SlurmddpError(f"Preflight: {_shortened(verdict.failed)}", hint=hint)
 
     def conclude(self, findings: Sequence[NodeFault]) -> None:

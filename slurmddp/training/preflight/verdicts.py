@@ -12,9 +12,9 @@ from slurmddp.training.preflight.checks import NOBODY, NODE, RUN, NodeFault
 from slurmddp.training.preflight.pairs import Pair, describe, faulty_nodes
 
 SKEW_WARNED_S = 2.0
-"""A clock that differs from most others by more seconds is warned of."""
+"""Seconds by which a node's clock may differ from most others before slurmddp warns of it."""
 SKEW_REFUSED_S = 60.0
-"""A node whose clock differs from most others by more seconds is unhealthy."""
+"""Seconds by which a node's clock may differ from most others before the node counts as unhealthy."""
 
 
 def node_names(info: RankInfo) -> list[str]:

@@ -156,7 +156,7 @@ def agree_on_devices(
 
 
 def find_conflict(reports: Sequence[DeviceReport]) -> DevicesError | None:
-    """Return the error about devices that are not compatible, given all reports; None if they are."""
+    """Return an error if the devices in the reports are not compatible, else None."""
     failed = [rank for rank, report in enumerate(reports) if report.trouble]
     if failed:
         first = reports[failed[0]]

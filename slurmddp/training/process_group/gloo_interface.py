@@ -20,7 +20,7 @@ def check_interfaces(info: RankInfo, backend: str | None) -> None:
     """Check the network interfaces that environment variables of gloo or NCCL name.
 
     Raises:
-        MismatchError: an interface does not exist here, or does not lead to other nodes.
+        MismatchError: an interface does not exist on this node, or does not lead to other nodes.
     """
     # Ranks of emulated nodes, and ranks that meet at a loopback address, are all on this machine. Then the
     # loopback interface is right too, as with one node.

@@ -42,7 +42,7 @@ class _PortRequest:
 
 @dataclass(frozen=True)
 class Handshake:
-    """The request for the port of rank 0's store and its response, in the form of one launch."""
+    """The request for the port of rank 0's store and the response to it, with the tokens of one launch."""
 
     launch_id: str
     secret: str = field(default_factory=lambda: os.environ.get(SECRET_VARIABLE, ""), repr=False)
@@ -134,7 +134,7 @@ class PortServer:
             except BlockingIOError:
                 return
             except OSError:
-                # The caller has closed the connection, or this process has no free file descriptor.
+                # The caller has closed the connection, or this process has no free file descriptor: free one.
                 self._drop_oldest()
                 return
 

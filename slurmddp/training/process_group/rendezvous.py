@@ -350,7 +350,7 @@ def _connect(address: Address, port: int, deadline: float) -> dist.TCPStore:
 def _await_outcome(
     participants: Participants, info: RankInfo, deadline: float, stopped: Callable[[], bool]
 ) -> str:
-    """Wait until the outcome of the rendezvous is set, and return it; set STOPPED if asked to stop."""
+    """Wait for the outcome of the rendezvous, and return it; set STOPPED if this rank is asked to stop."""
     # Poll, because Python runs no signal handlers during a blocking wait inside the store.
     pause_s = 0.002
     while (outcome := participants.outcome()) is None:

@@ -47,7 +47,7 @@ class RankContext:
     backend: str | None
     """None for a single rank, which has no process group."""
     store: dist.Store | None
-    """Shared by all ranks of the launch; keys that begin with `slurmddp/` are reserved."""
+    """The store that all ranks of the launch share; keys that begin with `slurmddp/` are reserved."""
     undo: contextlib.ExitStack = field(repr=False, compare=False)
     """Undoes the changes that `start` has made in this process."""
 
@@ -143,8 +143,8 @@ def _check_group(info: RankInfo) -> str:
     world_size = dist.get_world_size()
     if (rank, world_size) != (info.rank, info.world_size):
         raise MismatchError(
-            f"The process group of this program says rank {rank} of {world_size}, but the environment "
-            f"({info.environment}) says rank {info.rank} of {info.world_size}.",
+            f"The process group of this program has rank {rank} of {world_size}, but the environment "
+            f"({info.environment}) gives rank {info.rank} of {info.world_size}.",
             hint="Initialise the group from the environment (`init_process_group()` without rank=), or leave "
             "it to launch().",
         )
@@ -189,7 +189,13 @@ def _join_group(context: RankContext, store: dist.Store, timeout_s: float) -> Ra
     context.undo.callback(SignedStore(store, info.launch_id).await_all, "slurmddp/left", info, _LEAVE_S)
     context.undo.callback(_destroy_group)
 
-    _log.info("rank %d of %d: %s on %s", info.rank, info.world_size, context.backend, context.device)
+    _log.info(
+        "rank %d of %d uses backend %s on device %s",
+        info.rank,
+        info.world_size,
+        context.backend,
+        context.device,
+    )
     return replace(context, store=store)
 
 

@@ -208,7 +208,7 @@ class StopAgreement:
             try:
                 self._post_last_step(self._shared)
             except RuntimeError:
-                log.debug("The store is gone already.")
+                log.debug("The store is closed already, so this rank's last step is not posted.")
 
     def _post_last_step(self, shared: AgreementStore) -> None:
         """Post how many steps the finished training has started, so that no rank waits for the post."""
@@ -246,7 +246,7 @@ class StopAgreement:
             self._decided.set()
 
     def _advance(self) -> bool:
-        """Look for a request, then post, then read the decision; return whether the decision is known."""
+        """Look for a request to stop, then post, then read the decision; return whether it is known."""
         if not self._posted:
             self._reason = self._read_request()
             if self._reason is None:
@@ -294,7 +294,7 @@ class StopAgreement:
         return file_reason(self._stop_file)
 
     def _await_decision(self, shared: AgreementStore) -> None:
-        """Wait until `_stop_at` is set.
+        """Wait until all ranks have agreed on the last step, so that `_stop_at` is set.
 
         Raises:
             RankFailure: the store was lost, or ranks have not posted within `timeout_s`.

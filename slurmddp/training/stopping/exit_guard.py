@@ -1,7 +1,8 @@
 """End a rank with exit code 75 if its main thread can't leave in time before SLURM's SIGKILL.
 
 The main thread may wait in a collective, for data or for missing ranks, or a step or save may take longer
-than the grace. The exit leaves the run folder as a kill would. The exit code requeues the job.
+than the grace. After this exit the run folder is in the same state as after a kill. The exit code 75 requeues
+the job.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class ExitGuard:
         self._on_poll = on_poll
 
     def poll(self) -> None:
-        """Check signals and deadlines once: end the process if it has to, or else call `on_poll`."""
+        """Check signals and deadlines once: end the process if it must end now, else call `on_poll`."""
         now = self._now()
         if self.signals.poll() is not None and self._noticed is None:
             self._noticed = now

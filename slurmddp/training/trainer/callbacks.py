@@ -41,7 +41,10 @@ class Callback(Protocol):
         """Called after an evaluation, with `eval_loss` and the metrics, equal on all ranks."""
 
     def on_save(self, training: RunningTraining) -> None:
-        """Called before the state is copied for a checkpoint, which so contains changes of this method."""
+        """Called before the state is copied for a checkpoint.
+
+        The checkpoint contains changes of this method.
+        """
 
     def on_train_end(self, training: RunningTraining) -> None:
         """Called after the last step, its evaluation and its checkpoint; not if training stops earlier."""

@@ -19,7 +19,7 @@ Rates = Sequence[dict[str, float]]
 def configured_rates(optimizer: Optimizer) -> list[dict[str, float]]:
     """Return the configured `lr` and `weight_decay` of each parameter group of a new optimizer.
 
-    A dict lacks a name if the group has no such number.
+    The dict of a group lacks a name if the group has no such number.
     """
     rates = []
     for group in optimizer.param_groups:

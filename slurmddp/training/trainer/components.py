@@ -28,7 +28,7 @@ from slurmddp.training.trainer.metrics import Metric
 from slurmddp.training.trainer.sparse import check_sparse
 
 Loss = Callable[[Any, Any], torch.Tensor | tuple[torch.Tensor, Any]]
-"""Returns the mean over a batch, or a pair (sum, count)."""
+"""A loss function of (outputs, targets). It returns the mean over the batch, or a pair (sum, count)."""
 
 
 def is_due(every: int, step: int) -> bool:

@@ -44,13 +44,13 @@ def checked(data: Any, readers: int) -> Dataset[Any]:
 
 
 def sampler_for(data: Any) -> Sampler[int] | None:
-    """Return a sampler by weight if the data has `sample_weights`, else by shuffling; None if iterable."""
+    """Return a weighted sampler for data with `sample_weights`, None for iterable data, else a random one."""
     weights = getattr(data, "sample_weights", None)
     if isinstance(data, IterableDataset):
         if weights is not None:
             raise ConfigError(
                 f"data is a {type(data).__name__}, which is iterable and has sample_weights.",
-                hint="Only samples that have an index can be drawn by weight.",
+                hint="Leave sample_weights out, or use map-style data: drawing by weight needs an index.",
             )
         return None
 

@@ -49,7 +49,7 @@ class AverageOfWeights:
             raise ConfigError(
                 f"train.ema={decay} needs a copy of the model, and {type(model).__name__} can't be copied: "
                 f"{error}",
-                hint="Let copy.deepcopy(model) work, or leave train.ema out.",
+                hint="Make copy.deepcopy(model) work, or leave train.ema out.",
             ) from error
 
         self.model: nn.Module = self._averaged.module

@@ -197,7 +197,7 @@ class Training:
         self._stopwatch = Stopwatch()
         self._budget = TimeBudget(components.settings.max_time)
         self._sampled = is_there(folder.sample_file)
-        """Whether an earlier attempt has written the sample."""
+        """Whether an earlier attempt has written the text that the model generates at the end."""
 
     @property
     def _saved_objects(self) -> dict[str, Any]:
@@ -474,13 +474,13 @@ class Training:
         hint = "Try a smaller optimizer.lr, more scheduler.warmup_steps, or train.clip_norm=1. "
         if self._guard.mode == "fail":
             resume = f"slurmddp resume {self._run_name} train.on_spike=skip"
-            hint += f"`{resume}` (or rollback) leaves out such steps. "
+            hint += f"`{resume}` leaves out such steps; train.on_spike=rollback goes back to a checkpoint. "
 
         hint += "Nothing of that step is saved"
         if self._saved is not None:
             hint += (
-                f"; checkpoint {folder_name(self._saved[0])} is from before it. To resume from it, change "
-                f"the run's config.yaml and set {ALLOW_OTHER_CONFIG_VARIABLE}=1 for `slurmddp resume`"
+                f"; checkpoint {folder_name(self._saved[0])} was saved before it. To resume from it, "
+                f"change the run's config.yaml and set {ALLOW_OTHER_CONFIG_VARIABLE}=1 for `slurmddp resume`"
             )
         return SlurmddpError(problem, hint=f"{hint}.")
 

@@ -16,7 +16,7 @@ from slurmddp.errors import ConfigError
 from slurmddp.training.trainer.batch import kind_of
 
 Metric = Callable[[Any, Any], Any]
-"""Returns the mean over the samples of a batch, or a pair (sum, count)."""
+"""A function of (outputs, targets). It returns the mean over the batch's samples, or a pair (sum, count)."""
 Sums = dict[str, tuple[float, float]]
 """The sum and the count of each metric."""
 

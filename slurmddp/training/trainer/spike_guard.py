@@ -18,7 +18,7 @@ from torch import nn
 from slurmddp.errors import SlurmddpError
 
 WINDOW = 128
-"""A loss is compared with the losses of so many steps before it."""
+"""Number of previous losses with which a loss is compared."""
 _MIN_LOSSES = 16
 """With fewer losses in the window, only a value that is not finite counts as a spike."""
 _DEVIATIONS = 8.0
@@ -63,7 +63,8 @@ class SpikeGuard:
         self.rollback_step: int | None = None
         """The step of the checkpoint that the last rollback loaded."""
         self.left_out = 0
-        """How many steps' data the rollbacks have left out; the data are so many steps ahead."""
+        """Number of steps whose data the rollbacks have left out. The position in the data is that many steps
+        ahead of the step number."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the guard as plain values."""

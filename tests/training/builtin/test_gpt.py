@@ -77,7 +77,7 @@ def test_it_learns_to_count() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"width": 15}, "15, which 2 heads can't share"),
+        ({"width": 15}, "15, which is no multiple of model.heads=2"),
         ({"layers": 0}, r"model\.layers is 0"),
         ({"context": -1}, r"model\.context is -1"),
         ({"dropout": 1.0}, r"model\.dropout is 1\.0"),

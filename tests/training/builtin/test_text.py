@@ -77,7 +77,7 @@ def test_of_a_single_file_the_end_is_held_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": "/nowhere/at/all"}, "'/nowhere/at/all', and nothing is there"),
+        ({"path": "/nowhere/at/all"}, "'/nowhere/at/all', which does not exist"),
         ({"pattern": "*.none"}, "hold 0 characters"),
         ({"pattern": "/etc/*"}, r"data\.pattern is '/etc/\*'"),
         ({"context": 0}, r"data\.context is 0"),

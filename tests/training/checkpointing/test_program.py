@@ -78,10 +78,10 @@ def test_the_checkpoints_of_another_program_are_refused_until_their_folder_is_na
     program("digits.py")
     with pytest.raises(CheckpointError) as refused:
         program(other)
-    assert f"The checkpoints in {tmp_path}/checkpoints are of another program: digits.py" in str(
+    assert f"The checkpoints in {tmp_path}/checkpoints belong to another program: digits.py" in str(
         refused.value
     )
-    assert f"this is {other}. Nothing was loaded." in refused.value.message
+    assert f"this program is {other}. Nothing was loaded." in refused.value.message
     for remedy in ("root=FOLDER in load and in save", "Or delete", "load(..., root='checkpoints')"):
         assert remedy in refused.value.hint
     capsys.readouterr()
@@ -114,14 +114,16 @@ def test_a_program_that_only_saves_deletes_and_replaces_nothing_of_another_progr
     save_without_load(2, 3, 4, 5, 6)
 
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("slurmddp: ./checkpoints also holds checkpoints of digits.py. They stay, ")
+    assert line.startswith("slurmddp: ./checkpoints also contains checkpoints of digits.py. They are kept; ")
     assert "Give gan.py a folder of its own: root=FOLDER in save and in load." in line
     assert (folder / "abandoned-step-0000000004" / manifest.MANIFEST_FILE).read_text() == before[4]
     assert (folder / "step-0000000001" / manifest.MANIFEST_FILE).read_text() == before[1]
     own = [path for path in manifest.checkpoint_folders(folder) if manifest.program_of(path) == "gan.py"]
     assert [manifest.step_of(path) for path in own] == [6, 5, 2], "its own best one is kept"
 
-    with pytest.raises(CheckpointError, match=r"gan\.py has saved the newest .*, and this is digits\.py"):
+    with pytest.raises(
+        CheckpointError, match=r"gan\.py saved the newest checkpoint .*, and this program is digits\.py"
+    ):
         program("digits.py")
 
 

@@ -221,7 +221,7 @@ def test_a_resume_within_an_epoch_needs_as_many_ranks() -> None:
     with pytest.raises(MismatchError, match=r"Resume with 2 ranks and num_workers=0, or"):
         make(Placed, 2).check_rank_states(states)
     with pytest.raises(
-        MismatchError, match=r"2 ranks .* different epochs of Placed: 0, 1. 1 rank.*with 2 ranks"
+        MismatchError, match=r"2 ranks .* different epochs of Placed: 0, 1. So 1 rank.*with 2 ranks"
     ):
         one.check_rank_states([states[0], {**states[0], "epoch": 1}])
     make(Placed, 0, ranks=2).check_rank_states([states[0], {**states[0], "epoch": 1}])

@@ -134,7 +134,8 @@ def test_a_device_that_is_named_twice_is_refused(text):
 
 def test_the_name_at_which_cuda_stops_is_in_the_message():
     with pytest.raises(
-        MismatchError, match=r"see 1 GPU\(s\).*reads CUDA_VISIBLE_DEVICES='0,x,2,3' up to 'x'"
+        MismatchError,
+        match=r"see 1 GPU\(s\).*ignores 'x' and all names after it in CUDA_VISIBLE_DEVICES='0,x,2,3'",
     ):
         choose_device(TORCHRUN, {"CUDA_VISIBLE_DEVICES": "0,x,2,3"}, 1)
 

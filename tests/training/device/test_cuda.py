@@ -79,4 +79,4 @@ def test_pretended_nodes_with_too_few_gpus_warn_that_they_use_the_cpu(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     cuda.take_device(replace(NODE, emulated=True), "auto")
-    assert "6 ranks on emulated nodes, 2 GPU(s): computing on the CPU" in caplog.text
+    assert "6 ranks on emulated nodes are more than the 2 GPU(s): computing on the CPU" in caplog.text

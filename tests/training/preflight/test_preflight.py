@@ -108,12 +108,12 @@ FAULTS = {
     "a full run folder": (
         (preflight_jobs.with_a_full_run_disk,),
         [],
-        "17 bytes are free in the run folder; a training should find 104.9 MB.",
+        "17 bytes are free in the run folder; a training needs 104.9 MB.",
     ),
     "a node that damages numbers, in two of three pairs": (
         (preflight_jobs.with_a_node_that_damages, 1),
         ["n2"],
-        "n2: it does not exchange data with n1, n3: other numbers came than were sent.",
+        "n2: it does not exchange data with n1, n3: the received numbers differ from the sent numbers.",
     ),
 }
 
@@ -134,14 +134,19 @@ def test_a_missing_tmp_is_skipped(run: RunFolder) -> None:
 def test_a_missing_tmpdir_is_warned_of(run: RunFolder) -> None:
     assert fly(run, preflight_jobs.with_tmpdir, 1, "/login/node") == [("", 0, "")] * 2
     told = [event["text"] for event in events(run, "warned")]
-    assert any("n2: TMPDIR is /login/node, which is not a folder there" in text for text in told)
+    assert any("n2: TMPDIR is /login/node, which is no folder on this node" in text for text in told)
 
 
 @pytest.mark.parametrize(
     ("before", "excluded", "said"),
     [
-        ([], "n2", "n2: it does not exchange data with n1: {why} It may be n1 as well."),
-        (["n1"], "n1", "n1: it does not exchange data with n2: {why} Before, it failed with another node."),
+        ([], "n2", "n2: it does not exchange data with n1: {why} The faulty node may also be n1."),
+        (
+            ["n1"],
+            "n1",
+            "n1: it does not exchange data with n2: {why} In an earlier preflight of this attempt, it failed "
+            "with another node.",
+        ),
     ],
     ids=["the message names both", "a spare has replaced the wrong node"],
 )

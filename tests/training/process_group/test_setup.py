@@ -148,7 +148,7 @@ def test_a_group_that_contradicts_the_environment_is_refused(tmp_path, monkeypat
         assert dist.is_initialized()
         for name, value in place_environments(2)[1].items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(MismatchError, match=r"says rank 0 of 1, .* says rank 1 of 2"):
+        with pytest.raises(MismatchError, match=r"has rank 0 of 1, .* gives rank 1 of 2"):
             Distributon(2).launch()
     finally:
         dist.destroy_process_group()
