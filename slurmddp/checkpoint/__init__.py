@@ -1,1 +1,1 @@
-"""Durable, verified checkpoints: tensors and plain values, never pickled code."""
+"""Write, verify and read durable checkpoints of tensors and plain values; nothing is pickled."""

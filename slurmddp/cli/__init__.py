@@ -1,1 +1,1 @@
-"""The command line: one file per command."""
+"""Parse the command line, call an action of `control`, and print its result; one file for each command."""

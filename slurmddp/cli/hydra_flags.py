@@ -21,9 +21,9 @@ WITH_VALUE: Mapping[str, Collection[str]] = {
     **dict.fromkeys(("-p", "--package", "-cn", "--config-name", "-cp", "--config-path"), ()),
     **dict.fromkeys(("-cd", "--config-dir"), ()),
 }
-"""The values of each flag that takes the next word as its value.
+"""For each flag that takes the next word as its value, the values that it accepts; empty: any word.
 
-A flag with listed values may also stand alone; a flag without takes any word.
+A flag with listed values may also be given without a value.
 """
 REFUSED = {
     "-sc": "`slurmddp completion bash` (or zsh, fish) prints the completion for a shell.",

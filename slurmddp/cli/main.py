@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Open /dev/null in place of standard streams that are closed, as by `>&-`, and so None in `sys`."""
+    """Open /dev/null for standard streams that the caller has closed (`>&-`): Python sets them to None."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115

@@ -22,11 +22,12 @@ from slurmddp.runs import ssh_runs
 from slurmddp.runs.ssh_runs import SshRun
 
 _NAMES = {"list": ("sweep",), "diff": ("first", "second")}
-"""The names of the arguments that name runs, for commands where it is not `run`."""
+"""The arguments that name runs, by command; commands that are missing here have one argument, `run`."""
 _CHANGING = frozenset({"stop", "cancel", "rm", "resume", "rerun"})
 """Commands that continue on the login node if the connection breaks; all others end."""
 _MARKER = "the-run-over-ssh"
-"""Replaces a word before a command line is parsed, to see to which argument the word belongs."""
+"""Text that replaces a word before a command line is parsed, to find the argument to which the word belongs.
+"""
 
 
 def start(keys: dict[str, str | None], typed: Sequence[str]) -> int:

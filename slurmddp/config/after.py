@@ -28,7 +28,8 @@ def jobs_of(names: Sequence[str], launcher: str) -> tuple[str, ...]:
 
     Raises:
         RunNotFoundError: one of `names` belongs to no run, or to several runs.
-        ConfigError: a run ended without finishing, or one of the two is no SLURM job, so SLURM can't wait.
+        ConfigError: a run ended without finishing, or the run or the new job is no SLURM job, so that SLURM
+            can't make the new job wait.
     """
     folders = [folder for name in names for folder in _folders(name)]
     unfinished = [status for status in statuses(folders, client.SlurmClient()) if status.state != "finished"]
@@ -49,7 +50,7 @@ def _folders(name: str) -> Sequence[RunFolder]:
 
 
 def _refuse_hopeless(status: RunStatus, launcher: str) -> None:
-    """Raise ConfigError if a new job would wait for a run forever, or if one of them is no SLURM job."""
+    """Raise ConfigError if a new job would wait for a run forever, or if one of the two is not on SLURM."""
     if not status.active:
         raise ConfigError(
             f"after={status.name}: this run is {status.state}, so the job would never start.",

@@ -20,7 +20,7 @@ LENGTHS = (STEPS, MAX_TIME)
 
 
 def keys_that_extend(program: Any, *, is_out_of_time: bool) -> tuple[str, ...]:
-    """Return the keys of which at least one must change to extend a finished run.
+    """Return the keys that extend a finished run: one of them must change.
 
     Args:
         program: the section `program` of the run's configuration.

@@ -53,7 +53,7 @@ def build_job(
     final = {
         **config,
         "nodes": resources.nodes,
-        # Removed, because `nodes` and `gpus_per_node` now hold the same number.
+        # The key `gpus` is no longer needed: `nodes` times `gpus_per_node` is now the same number of GPUs.
         "gpus": None,
         "gpus_per_node": resources.gpus_per_node,
         "ranks_per_node": resources.ranks_per_node,

@@ -31,7 +31,7 @@ def resolve(
         config: a checked configuration.
         cluster: the chosen cluster, with the run's partition, account and qos; None if none is chosen.
         launcher: `slurm` or `local`.
-        gpus_here: the number of GPUs of this machine.
+        gpus_here: the number of GPUs of this machine, for a job without a cluster.
 
     Raises:
         ConfigError: the size is impossible, such as more GPUs than the nodes have.
@@ -105,7 +105,7 @@ def resize(stored: dict[str, Any], changed: Collection[str]) -> None:
 
 
 def hold_global_batch(config: Mapping[str, Any], resources: Resources) -> dict[str, Any]:
-    """Return the configuration with `train.global_batch` set.
+    """Return the configuration with `train.global_batch` set to the samples of a step on the present ranks.
 
     Then an optimizer step keeps its number of samples after the loss of a node.
     """

@@ -64,7 +64,7 @@ def job_of_run(folder: RunFolder, changes: Sequence[str] = ()) -> Job:
 
 
 def free_keys() -> list[str]:
-    """Return the keys that may change when a run resumes; the name of a section stands for all its keys."""
+    """Return the keys that may change when a run resumes; a section's name means all of its keys."""
     free = [name for name, key in every_key().items() if key.identity is FREE]
     sections = tuple(f"{name}." for name in free if TOP.get(name) and TOP[name].sections)
     return [*SIZE, *(name for name in free if name not in SIZE and not name.startswith(sections))]

@@ -40,7 +40,8 @@ def _is_run_of(folder: RunFolder, config: Mapping[str, Any]) -> bool:
     try:
         return not differences_of_runs(folder.config(), config)
     except (SlurmddpError, OSError):
-        # Not False, which would start a second run beside a damaged one. The start refuses this folder.
+        # With False, a second run would start beside a damaged one. With True, the start refuses the damaged
+        # folder.
         return True
 
 

@@ -19,7 +19,7 @@ from slurmddp.settings.keys import OPEN_NODES, TOP
 from slurmddp.settings.spec import Job
 
 _CHECKED = ("data",)
-"""Nodes with arguments that a check compares with this machine, such as a path."""
+"""Nodes with arguments that a check compares with this machine, such as a path: they can't vary."""
 _BUILT = [name for name in OPEN_NODES if not TOP[name].sections and name not in _CHECKED]
 _NUMBER = re.compile(
     rf"\+{{0,2}}(?P<key>seed|(?:{'|'.join(_BUILT)})(?:\.[A-Za-z]\w*)+)="

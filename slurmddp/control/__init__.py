@@ -1,1 +1,1 @@
-"""Actions on runs, apart from any screen."""
+"""Start, show, stop, resume and remove runs without printing, for the command line and for Python."""

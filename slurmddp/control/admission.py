@@ -1,4 +1,5 @@
-"""Refuse jobs that can't start: by this machine's size, SLURM's limits, or another run in their folder."""
+"""Refuse jobs that can't start: too large for this machine, beyond SLURM's limits, or in another run's
+folder."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def checked_script(job: Job, report: Report) -> str | None:
 
 
 def refuse_misfit_here(job: Job) -> None:
-    """Raise ConfigError if a local run is too large.
+    """Raise ConfigError if a local run is too large for this machine, or for the allocation of this shell.
 
     In an allocation, the run must not have more nodes than the allocation. Elsewhere, it must not have more
     ranks than `most_ranks` allows for the CPUs of this machine.

@@ -32,8 +32,8 @@ class LocalProcess:
     host: str | None
     """The host on which it was started; None if the run has no record of it."""
     outcome: Literal["stopping", "killed", "elsewhere", "hidden", "foreign"]
-    """stopping: it was asked to save and stop. killed: it ends at once. elsewhere: it runs on another host.
-    hidden: this process can't see it. foreign: another account owns it. The last three get no signal."""
+    """stopping: it was asked to save and stop. killed: it was killed. elsewhere: it runs on another host.
+    hidden: this process can't see it. foreign: another account owns it. The last three got no signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +248,8 @@ def _end_process(history: History, *, kill: bool) -> LocalProcess | None:
         return None
 
     try:
-        # At its first signal the launcher lets the ranks save and stop; at a later SIGINT it kills them.
+        # At its first SIGTERM or SIGINT the launcher lets the ranks save and stop; at a later SIGINT it kills
+        # them.
         os.kill(newest.pid, signal.SIGINT if kill else signal.SIGTERM)
         # A launcher that Ctrl-Z has suspended would handle the signal only once a person continues it.
         os.kill(newest.pid, signal.SIGCONT)

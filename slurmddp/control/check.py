@@ -1,4 +1,4 @@
-"""Check by SLURM's limits and by sbatch whether SLURM would start jobs; nothing is queued or written."""
+"""Check by a site's limits and by `sbatch --test-only` whether SLURM would start jobs; queue nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CheckedClusters:
     """The result of `check_clusters`: findings about cluster files, and nodes that runs avoid."""
 
     clusters: Mapping[str, tuple[Finding, ...]]
-    """The findings about each file, by the name of the file; none if it fits this site."""
+    """The findings about each cluster file, by its name; empty for a file that fits this site."""
     avoided_nodes: tuple[AvoidedNode, ...] = ()
 
 

@@ -77,7 +77,7 @@ class Info:
 
 
 Report = Callable[[object], None]
-"""Called with each event, in the order in which they happen."""
+"""A function that an action calls with each event, in the order of the events."""
 
 
 def ignore(event: object) -> None:

@@ -22,7 +22,7 @@ def hold(folder: RunFolder, report: Report) -> RunLock:
         report: called with `Waiting` if the wait takes longer than a second.
 
     Returns:
-        The lock. Its `fileno` is negative if a launcher holds it, and so the caller does not.
+        The lock. If its `fileno` is negative, a launcher holds the lock instead of the caller.
 
     Raises:
         ConfigError: the folder is not a run folder, or belongs to another account.
@@ -56,7 +56,7 @@ def keep(lock: RunLock, name: str) -> RunLock:
     """Move the lock of a run to a new object, so that the `with` block of `lock` does not release it.
 
     Args:
-        lock: the lock, as `hold` returned it. If a launcher held it then, this call tries once more.
+        lock: the lock that `hold` returned. If a launcher held it, this call tries once more to acquire it.
         name: name of the run.
 
     Raises:

@@ -125,7 +125,8 @@ def settings_of_program(program: Sequence[str], keys: Collection[str] = ()) -> l
 def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
     """Count the NVIDIA GPUs of this machine that a program may use, without importing torch.
 
-    `CUDA_VISIBLE_DEVICES` limits the number of device files /dev/nvidiaN.
+    The count is the number of device files /dev/nvidiaN, or of the devices in `CUDA_VISIBLE_DEVICES` if these
+    are fewer.
 
     Args:
         environ: the environment of the program.

@@ -74,10 +74,10 @@ def _types(kind: type) -> dict[str, Any]:
 
 
 def _read(kind: Any, value: Any, place: str, host: str) -> Any:
-    """Convert a JSON value to a type.
+    """Convert a JSON value to a Python value of the type `kind`.
 
     Args:
-        kind: the type, as written in an annotation.
+        kind: the type, as it is written in an annotation.
         value: the JSON value.
         place: the keys that lead to the value, such as `Stopped.runs`, for errors.
         host: the host to which paths belong; empty: this machine.

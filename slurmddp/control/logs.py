@@ -30,7 +30,7 @@ class Logs:
 def selection(
     ranks: Sequence[int] = (), nodes: Sequence[int] = (), *, everything: bool = False
 ) -> ChosenLogs:
-    """Return which logs to read.
+    """Return the selection of the logs to read.
 
     Args:
         ranks: the ranks whose logs are read; without ranks and nodes, rank 0.

@@ -95,15 +95,16 @@ def refuse_unclear(status: RunStatus) -> None:
     if status.state == "unknown":
         raise SlurmError(
             f"The state of job {status.job_id} of {status.name} is not known: {status.detail}.",
-            hint="Try again when SLURM answers; nothing was submitted.",
+            hint="Nothing was submitted. Run the command again when SLURM answers.",
         )
 
+    shown = f"`slurmddp status {status.name}` shows"
     if status.active and RunFolder(status.path).is_stopped:
         reason = "was asked to stop and has not ended yet"
-        hint = f"Try again when `slurmddp status {status.name}` shows stopped; nothing was started."
+        hint = f"Nothing was started. Run the command again when {shown} stopped."
     elif status.state == "cancelled":
         reason = "is cancelled"
-        hint = "Try again in a moment; nothing was submitted."
+        hint = f"Nothing was submitted. Run the command again when {shown} that the run has ended."
     else:
         return
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 """Seconds between two checks of a run folder. SLURM is queried at most twice a minute."""
 _MAX_FAILED = 3
-"""Number of trials without a result after which a search ends, if no trial has one."""
+"""Number of trials after which a search ends if none of them has a result."""
 _KEPT = "Finished trials are not run again."
 
 JobsOf = Callable[[Sequence[Sequence[str]]], Sequence["Job"]]
@@ -95,7 +95,8 @@ class Sampler:
             # Each batch has its own seed. With one random stream for all batches, known trials, which the
             # sampler does not choose, would change the choice of later trials.
             seed = random.Random(f"{self._search.seed} {len(self._study.trials)}").getrandbits(32)
-            # With `constant_liar`, running trials count as bad ones, so that the trials of a batch differ.
+            # With `constant_liar`, Optuna assumes bad results for running trials, so that the trials of a
+            # batch differ.
             self._study.sampler = self._sampler(seed=seed, constant_liar=True)
 
         self._trials = [self._study.ask() for _ in range(count)]
@@ -137,7 +138,7 @@ def _choose(trial: Any, word: str, values: Choices | Interval) -> str:
 
 
 def _value(setting: str, values: Choices | Interval) -> Any:
-    """Return the parameter value by which Optuna knows a setting, for which `_choose` returns the setting."""
+    """Return the value of Optuna's parameter that stands for a setting; the inverse of `_choose`."""
     if isinstance(values, Interval):
         return type(values.low)(setting.partition("=")[2])
     if values.is_ordered:
@@ -411,7 +412,7 @@ class Results:
         return replace(metric, mode=mode)
 
     def refuse_failures(self, tried: int) -> None:
-        """Raise SlurmddpError if no trial has a value after `_MAX_FAILED` trials, or after all if fewer.
+        """Raise SlurmddpError if no trial has a value after `_MAX_FAILED` or, if there are fewer, all trials.
 
         Args:
             tried: the number of trials that have ended.

@@ -162,12 +162,13 @@ def warnings_of(event: object) -> list[str]:
 
 
 Claim = Callable[["Job", Callable[["Job"], bool]], "ClaimedRun | StartedRun"]
-"""Claims a run for a start, or returns the outcome if it does not start.
+"""A function that claims the run of a job for a start, or returns the outcome if the run must not start.
 
-The second argument creates the folder of a new run, and returns False if the folder exists.
+Its second argument is a function that creates the folder of a new run and returns whether it did so: False
+means that the folder exists.
 """
 StartHere = Callable[["Job"], StartedRun]
-"""Starts a job on this machine."""
+"""A function that starts a job on this machine."""
 
 
 def start(job: Job, *, again: bool = False, report: Report = ignore) -> Started:

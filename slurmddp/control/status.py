@@ -97,7 +97,7 @@ def status_of(folder: RunFolder) -> RunStatus:
 
 
 def _details(folder: RunFolder, run: RunStatus) -> RunDetails:
-    """Return the details of a run, of which `run` is the status."""
+    """Return the details of the run with the status `run`."""
     now = time.time()
     has_unexplained_end = run.failure is None and run.state in ("failed", "lost")
     return RunDetails(
@@ -151,7 +151,7 @@ def _best(folder: RunFolder) -> BestStep | None:
 
 
 def _awaited(events: Iterable[Any]) -> str:
-    """Return the nodes for which the agent of node 0 waited last in the newest attempt; empty if for none."""
+    """Return the nodes for which the agent of node 0 waits in the newest attempt; empty for none."""
     _, newest = of_newest_attempt(events)
     waits = [str(event.get("nodes", "")) for event in newest if event.get("event") == "awaits"]
     return waits[-1] if waits else ""

@@ -189,10 +189,11 @@ class Submission:
 
     @contextmanager
     def _recorded(self, runs: Sequence[ClaimedRun]) -> Iterator[None]:
-        """Add runs to the index of runs once the block has submitted them, if SLURM has or may have the jobs.
+        """Add runs to the index of runs after the block has submitted them, if SLURM may have their jobs.
 
-        From the begin of the block the runs count as queued, so that no later failure, such as a closed
-        terminal, removes the folder of a queued job. An error of sbatch that rules out a job takes this back.
+        From the beginning of the block the runs count as queued, so that no later failure, such as a closed
+        terminal, removes the folder of a queued job. If sbatch fails in such a way that SLURM has no job,
+        they no longer count as queued.
         """
         folders = [RunFolder(run.job.run_dir) for run in runs]
         self._queued.update(folder.path for folder in folders)

@@ -1,1 +1,1 @@
-"""The settings of a job: the schema, its checks and what follows from it, without Hydra and without files."""
+"""Describe and check the settings of a job by one schema, without Hydra and without files."""

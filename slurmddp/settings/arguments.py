@@ -30,7 +30,7 @@ _UNCLOSED = ("'", '"', "\\")
 REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
 """The beginning of a reference to another value: `${` after an even number of backslashes."""
 _VALUES = frozenset({"true", "false", "null", "inf", "nan"})
-"""Words that Hydra's grammar reads as values of other types than text."""
+"""Words, such as `true` and `1e-3`, that Hydra's grammar reads as another type than text."""
 
 
 def typed(value: str) -> list[str]:

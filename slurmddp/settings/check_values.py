@@ -41,7 +41,7 @@ _EXPECTED: dict[Any, tuple[str, str]] = {
     (Mapping[str, str],): ("a mapping of names to texts", ""),
     (Mapping[str, str | int | bool],): ("a mapping of options to texts, numbers or true", ""),
 }
-"""For the types of a key: the name of such a value in messages, and an example; empty without an example."""
+"""By the types of a key: the name of a right value in messages, and an example (empty for no example)."""
 _SECTION = ("a mapping of keys to values", "")
 """The name of a value whose types are not in `_EXPECTED`."""
 

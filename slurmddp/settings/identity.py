@@ -1,4 +1,4 @@
-"""Select the keys that decide a run's name, a checkpoint's identity, and what a program gets."""
+"""Select the keys that decide a run's name, a checkpoint's identity, and the input of a program."""
 
 from __future__ import annotations
 

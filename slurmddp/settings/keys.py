@@ -27,7 +27,7 @@ class Key:
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
-    """A bound that a number must exceed; null then means no limit."""
+    """A bound that a number must exceed. Such a key may be null, which means no limit."""
     later: bool = False
     """Whether stored runs of earlier versions may lack the key.
 

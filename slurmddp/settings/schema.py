@@ -17,9 +17,10 @@ from typing import Any, Literal, TypeAlias
 
 OWN_TRAINER = "slurmddp.training.trainer.train"
 KEEP_LAST = 3
-"""Checkpoints to keep, for the trainer and for `Distributon.save`."""
+"""Default number of newest checkpoints to keep, for the trainer and for `Distributon.save`."""
 TargetNode: TypeAlias = Mapping[str, Any]
-"""A mapping with a `_target_`, the import path of what it builds; its other keys are arguments."""
+"""A mapping that describes an object: `_target_` is the import path of its class, other keys are arguments.
+"""
 NamedTargetNodes: TypeAlias = Mapping[str, TargetNode]
 """Any number of target nodes by name."""
 
@@ -251,8 +252,8 @@ class PolicySettings:
     )
     exclude_failed_h: int = key(
         24,
-        "hours for which later attempts avoid a failed node; the account's other runs avoid a lost "
-        "node for one hour; 0 means neither",
+        "hours for which later attempts avoid a failed node; your other runs avoid a lost node for one "
+        "hour; 0 turns off both",
         minimum=0,
     )
     stall_timeout_s: float | None = key(
@@ -283,7 +284,7 @@ class DdpSettings:
 
     name: Literal["ddp"] = key("ddp", "name of the strategy; docs/strategies.md compares all strategies")
     find_unused_parameters: bool | None = key(
-        None, "whether torch looks for parameters that a step leaves out; null means false"
+        None, "whether torch looks for parameters that a step does not use; null means false"
     )
     bucket_mb: float | None = key(None, "MiB of gradients per message; null means torch's default", above=0)
     static_graph: bool | None = key(
@@ -298,7 +299,7 @@ class DdpSettings:
     )
     hook_start_step: int | None = key(
         None,
-        "steps before comm_hook begins; null means 1000 for powersgd and 100 for post_local_sgd",
+        "number of steps before comm_hook takes effect; null means 1000 for powersgd, 100 for post_local_sgd",
         minimum=0,
     )
     powersgd_rank: int | None = key(
@@ -309,7 +310,8 @@ class DdpSettings:
     )
     group_ranks: int | None = key(
         None,
-        "ranks that average gradients in each step of post_local_sgd; null means the ranks of a node",
+        "number of ranks that average gradients in each step of post_local_sgd; null means the ranks "
+        "of a node",
         minimum=1,
     )
     zero_optimizer: bool | None = key(
@@ -326,8 +328,8 @@ class FsdpSettings:
     )
     wrap: tuple[str, ...] | None = key(
         None,
-        "classes of the modules that are gathered as one unit; null means the members of lists "
-        "with modules of one class",
+        "classes of the modules that are gathered as one unit; null means the modules "
+        "of each list whose modules have one class",
     )
     param_dtype: Literal["float32", "bfloat16", "float16"] | None = key(
         None,
@@ -359,7 +361,7 @@ class RingSettings:
         "compares all algorithms",
     )
     find_unused_parameters: bool | None = key(
-        None, "whether torch looks for parameters that a step leaves out; null means false"
+        None, "whether torch looks for parameters that a step does not use; null means false"
     )
     bucket_mb: float | None = key(None, "MiB of gradients per message; null means torch's default", above=0)
 
@@ -495,20 +497,21 @@ class Config:
     seed: int = key(0, "seed from which every random number follows", minimum=0, maximum=2**63 - 1)
     nodes: int | None = key(
         None,
-        "number of nodes; null means as few as hold `gpus`, or 1 if `gpus` is not set",
+        "number of nodes; null means the fewest nodes that have `gpus` GPUs, or 1 if `gpus` is not set",
         EXTENT,
         minimum=1,
     )
     gpus: int | None = key(
         None,
-        "number of GPUs of the whole job, on as few nodes as hold them; null means nodes times gpus_per_node",
+        "number of GPUs of the whole job, on the fewest nodes that have them; null means nodes times "
+        "gpus_per_node",
         FREE,
         minimum=1,
     )
     spare_nodes: int = key(0, "number of extra nodes that wait and replace lost nodes", FREE, minimum=0)
     gpus_per_node: int | None = key(
         None,
-        "number of GPUs on each node; null means all GPUs of the cluster's nodes, or of this machine",
+        "number of GPUs on each node; null means all GPUs of a node of the cluster, or of this machine",
         FREE,
         minimum=0,
     )
@@ -520,26 +523,26 @@ class Config:
         minimum=1,
     )
     cpus_per_node: int | None = key(
-        None, "number of CPUs on each node; null means the cluster's number", FREE, minimum=1
+        None, "number of CPUs on each node; null means the cluster's cpus_per_node", FREE, minimum=1
     )
     mem_gb: float | None = key(
         None,
-        "host memory of each node in GiB; null means the cluster's number, 0 means all of it",
+        "host memory of each node in GiB; null means the cluster's mem_gb, 0 means all of it",
         FREE,
         minimum=0,
     )
     time_limit: int | str | None = key(
         None,
         'time limit of the job: "HH:MM:SS", "D-HH:MM:SS", "90m", "2h" or a number of minutes; null '
-        "means the cluster's",
+        "means the cluster's time_limit",
         FREE,
     )
     partition: str | None = key(None, "SLURM partition; null means the cluster's partition", FREE)
     account: str | None = key(None, "account that pays for the job; null means the cluster's account", FREE)
-    qos: str | None = key(None, "quality of service; null means the cluster's", FREE)
+    qos: str | None = key(None, "quality of service; null means the cluster's qos", FREE)
     ssh: str | None = key(
         None,
-        "login node from which the job is submitted, by your own ssh; null means the cluster's",
+        "login node from which the job is submitted, by your own ssh; null means the cluster's ssh",
         FREE,
     )
     launcher: Literal["auto", "local", "slurm"] = key(
@@ -549,7 +552,7 @@ class Config:
     after: tuple[str, ...] = key((), "names of runs or sweeps that must finish before the job starts", FREE)
     array_parallelism: int | None = key(
         None,
-        "largest number of a sweep's points that SLURM runs at once, at least one of each job "
+        "largest number of a sweep's points that SLURM runs at the same time, but at least one of each job "
         "array; null means no limit",
         FREE,
         minimum=1,
@@ -567,15 +570,15 @@ class Config:
     )
     elastic: bool = key(
         False,
-        "whether the run continues with fewer nodes if a node is lost and no spare is left; steps "
-        "keep their size",
+        "whether the run continues with fewer nodes if a node is lost and no spare is left; each "
+        "optimizer step keeps its samples",
         FREE,
     )
     preflight: bool = key(False, "whether all nodes are checked before the training starts", FREE)
     loggers: Any | None = key(
         "auto",
-        "tensorboard, csv, wandb, mlflow, or a list of these and mappings; auto means tensorboard "
-        "if it is installed",
+        "where metrics are written: tensorboard, csv, wandb, mlflow, or a list of these and mappings; auto "
+        "means tensorboard if it is installed",
         FREE,
     )
     program: ProgramSettings = section("the program that every rank runs", is_open=True)

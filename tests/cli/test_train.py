@@ -51,7 +51,7 @@ def test_the_same_command_does_not_submit_twice(project, cluster, capsys):
     [
         ("PENDING", EXIT_RUN_STATE, "is queued: job 1.*can't be put aside.*Run `slurmddp cancel first-"),
         ("RUNNING", EXIT_RUN_STATE, "is starting: job 1.*can't be put aside.*Run `slurmddp cancel first-"),
-        ("silent", EXIT_SLURM, "is not known.*nothing was submitted"),
+        ("silent", EXIT_SLURM, "is not known.*Nothing was submitted"),
         ("unanswered", EXIT_RUN_STATE, "is queued: job 1.*can't be put aside"),
         ("unanswered and silent", EXIT_SLURM, "Nothing was submitted"),
     ],
@@ -83,12 +83,12 @@ def test_a_run_that_is_still_ending_is_not_started_again(project, cluster, capsy
     folder.stop_file.touch()
     assert main(again) == EXIT_RUN_STATE
     said = capsys.readouterr().err
-    assert "was asked to stop and has not ended yet" in said and "Try again" in said
+    assert "was asked to stop and has not ended yet" in said and "Run the command again when" in said
     folder.stop_file.rename(folder.cancelled_file)
     cluster.set_state("1", "COMPLETING")
     folder.add_event("cancelled", job_id="1")
     assert main(again) == EXIT_RUN_STATE
-    assert "Try again in a moment" in capsys.readouterr().err
+    assert "shows that the run has ended" in capsys.readouterr().err
     assert len(cluster.submissions) == 1
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints as files: names, verification, publication, retention. No torch."""
+"""Name, verify, publish and delete checkpoints as files, without torch."""

@@ -60,7 +60,7 @@ def ranked(root: Path, best: Best) -> list[Path]:
     sign = 1 if mode == "min" else -1
     measured = []
     for folder in checkpoint_folders(root):
-        # Skip a checkpoint whose manifest is damaged, or which another process has just deleted.
+        # Skip a checkpoint that has a damaged manifest, or that another process has just deleted.
         with suppress(CheckpointError, OSError):
             metrics = load_manifest(folder).meta.get("metrics", {})
             if name in metrics:

@@ -24,7 +24,7 @@ Digest = xxhash.xxh3_128
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Size in bytes and digest of a file, as the manifest lists them."""
+    """The record of a file in a manifest: its size in bytes and its digest."""
 
     size: int
     digest: str

@@ -26,7 +26,7 @@ of the piece, and _SLEEP_PER_CPU_TIME times its processor seconds. The sleep spr
 The second bound keeps writes to slow disks as fast as `torch.save`: the processors idle there anyway."""
 _RAMP_BYTES = 64 << 20
 _MAX_RAMP = 2.0
-"""Sleeps grow linearly with the bytes written, by their first duration for each _RAMP_BYTES, up to the factor
+"""The sleeps get longer during a write: they are multiplied by 1 + (bytes written) / _RAMP_BYTES, at most by
 _MAX_RAMP. So a small state is durable almost as soon as with `torch.save` and a flush."""
 
 
@@ -123,9 +123,9 @@ class _Throttle:
         self._done = 0
         """The number of bytes written."""
         self._began = time.monotonic()
-        """When the current piece began."""
+        """Start of the current piece, in seconds of the monotonic clock."""
         self._cpu_began = time.process_time()
-        """The processor seconds of this process when the current piece began."""
+        """Processor seconds that this process had used at the start of the current piece."""
 
     def sleep_after(self, count: int) -> None:
         """Sleep in proportion to the time that the last `count` bytes took, unless the write is urgent."""
@@ -176,12 +176,12 @@ class _CopyTarget:
             while written < whole and written % _BLOCK_BYTES == 0:
                 written += os.write(self._descriptor, chunk[written:whole])
         except OSError as error:
-            # EINVAL: this file system refuses direct writes.
+            # This file system refuses direct writes.
             if error.errno != errno.EINVAL:
                 raise
 
-        # The remaining bytes are less than a block, or were refused. They and all later pieces go through the
-        # page cache.
+        # The remaining bytes are less than a block, or were refused. These bytes and all later pieces go
+        # through the page cache.
         if written < len(chunk):
             self._direct = False
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, self._flags)

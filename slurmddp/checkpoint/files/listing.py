@@ -42,18 +42,19 @@ class ListedCheckpoint:
     to an earlier step). The last two are never loaded."""
     bytes: int
     saved: float | None
-    """When its last file was written, in seconds since the epoch; None for an empty or unreadable folder."""
+    """Time of the last write to its files, in seconds since the epoch; None for an empty or unreadable
+    folder."""
     latest: bool
-    """Whether the file `latest` names it."""
+    """Whether the file `latest` names this checkpoint."""
     path: Path
     problem: str | None = None
-    """Why it can't be loaded; None if it can be."""
+    """Why the checkpoint can't be loaded; None if it can."""
     world_size: int | None = None
-    """Number of ranks of the training that saved it."""
+    """Number of ranks of the training that saved the checkpoint."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The metrics that were given to the save."""
     best: bool = False
-    """Whether it is the best checkpoint by `train.best` of the run."""
+    """Whether this is the best checkpoint by `train.best` of the run."""
 
 
 def list_checkpoints(root: Path, *, hashed: bool = False) -> list[ListedCheckpoint]:
@@ -181,7 +182,7 @@ def _name_in_pointer(root: Path) -> str:
 
 
 def _size_and_time(folder: Path) -> tuple[int, float | None]:
-    """Return the size of a checkpoint in bytes, and when its last file was written.
+    """Return the size of a checkpoint in bytes, and the time of the last write to its files.
 
     The time is in seconds since the epoch. An empty or unreadable folder gives 0 and None.
     """

@@ -1,4 +1,4 @@
-"""The parts of a checkpoint that several processes write: each writes its files, one publishes all files.
+"""Write a checkpoint from several processes: each process writes its part, and one publishes all parts.
 
 The parts are in a hidden folder beside the checkpoints. A writer flushes its files, and then writes a small
 file with their records. The publisher waits for the records of all files. So no process sends tensors.
@@ -51,7 +51,7 @@ class Parts:
     name: str
     """Name of the checkpoint's folder."""
     stamp: int
-    """Nanoseconds since the epoch; they distinguish saves of the same name."""
+    """Nanoseconds since the epoch at the save, which distinguish several saves of the same name."""
     ranks: int
     """Number of ranks that have shards."""
 
@@ -197,7 +197,7 @@ class Parts:
         return total
 
     def sweep(self) -> None:
-        """Delete this folder of parts and those of earlier saves: no process publishes them any more."""
+        """Delete this folder of parts, and the folders of earlier saves, which nobody publishes any more."""
         for folder in self.root.glob(f"{PARTS}*"):
             stamp = folder.name.rpartition("-")[2]
             if stamp.isdecimal() and int(stamp) <= self.stamp:

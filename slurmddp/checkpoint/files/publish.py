@@ -1,6 +1,6 @@
 """Publish a checkpoint: its files become visible all at once, so that readers always see a whole checkpoint.
 
-Ranks publish, and the writer process too, which runs without torch.
+Both ranks and the writer process publish. The module needs no torch, because the writer runs without it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def publish(
             metric is kept too. None: only the newest are kept.
         needed: number of bytes that `fill` writes, which must be free on the disk. 0: unknown.
         made_by: software versions for the manifest. None: the versions in this process.
-        durable: callback when the checkpoint is durable, before older checkpoints are deleted.
+        durable: called when the checkpoint is durable, before older checkpoints are deleted.
 
     Returns:
         The folder of the checkpoint.

@@ -31,7 +31,7 @@ from slurmddp.host.free_name import first_free
 from slurmddp.runs.folder.late_files import is_there
 
 MIN_KEPT = 2
-"""Number of verified checkpoints that always stay."""
+"""Number of newest verified checkpoints that are never deleted."""
 
 _TEMPORARY_POINTER = re.compile(rf"\.{POINTER_FILE}\.[0-9a-f]{{16}}")
 """Names of the file that replaces the pointer while it is written."""
@@ -95,7 +95,7 @@ def prune(root: Path, keep_last: int, newest: Path, keep_best: Best | None = Non
 def clear_leftovers(root: Path) -> None:
     """Delete the hidden folders and temporary files that killed writers left in `root`.
 
-    What a running writer of this host has locked stays.
+    Files and folders that a running writer of this host has locked are kept.
     """
     # Restore first: if a writer was killed between the two renames of a replacement, the replaced folder is
     # the only checkpoint of its step.
@@ -130,14 +130,14 @@ def _is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
 
-    # None: the file system has no locks.
+    # `try_lock` returns None on a file system without locks.
     if is_free is None:
         return _may_be_written(path)
     return not is_free
 
 
 def _may_be_written(path: Path) -> bool:
-    """Decide by the name of `path` whether a process of this host may be writing it, where no lock tells."""
+    """Decide by the name of `path` whether a process of this host may be writing it, without locks."""
     if path.name.startswith(WRITING):
         pid = path.name.rpartition("-")[2]
         return pid.isdigit() and process.exists(int(pid))

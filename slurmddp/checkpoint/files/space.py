@@ -17,7 +17,7 @@ _UNSUPPORTED = frozenset(
 """Error codes of file systems that can't reserve blocks; they mean nothing for the free space."""
 
 _UNLIMITED = 1 << 62
-"""Free bytes of a file system that does not count them."""
+"""The number of free bytes that is assumed for a file system that reports no sizes."""
 SLACK_BYTES = 1 << 20
 """Bytes for the manifest, for folder entries and for the rounding to blocks."""
 

@@ -32,7 +32,7 @@ def wait_until_visible(folder: Path, expected: str) -> None:
     """Wait until this host sees the checkpoint `folder` with the fingerprint `expected`.
 
     Raises:
-        CheckpointError: it did not within about a minute (WAITS_S), or the folder can't be read.
+        CheckpointError: this host did not see it within about a minute (WAITS_S), or can't read the folder.
     """
     host = socket.gethostname()
     for wait_s in WAITS_S:

@@ -1,1 +1,1 @@
-"""Checkpoints in memory that outlives a rank, and the process that writes them. No torch."""
+"""Keep checkpoints in memory that outlives a rank, and write them to the disk by a process without torch."""

@@ -1,7 +1,7 @@
-"""Messages between a rank and the process that stores its checkpoints: small JSON values and descriptors.
+"""Exchange small JSON messages and file descriptors between a rank and the process that stores its states.
 
-A Unix socket preserves message boundaries and passes descriptors. So memory that a rank has created stays
-with the receiver when the rank dies.
+A Unix socket preserves message boundaries and passes descriptors. The receiver of a descriptor keeps the
+memory that a rank has created when the rank dies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The agent's checkpoint service: it holds the staging buffers of the node's ranks and runs the writer.
 
-A state that a rank has copied survives the rank's death. The writer is a process of the agent, so the agent
-never waits for the disk. The next ranks inherit the buffers. Write requests of dead ranks stay valid.
+A state that a rank has copied survives the rank's death, because the agent holds the buffer. Restarted ranks
+inherit the buffers. Write requests of dead ranks stay valid. The writer is a separate process, so that the
+agent never waits for the disk.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from slurmddp.runs.failures.capture import signal_name
 
 _POLL_S = 0.01
 _UNKILLABLE_S = 2.0
-"""Seconds to wait for a killed writer at most: the kernel may hold the process in I/O."""
+"""The longest wait for the end of a killed writer, in seconds: the kernel may delay the end during I/O."""
 _KEEP_ALL = sys.maxsize
 """`keep_last` of a flush: the ranks, which know how many checkpoints to keep, have ended."""
 

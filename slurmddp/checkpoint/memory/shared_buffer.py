@@ -1,4 +1,4 @@
-"""One training state in a memory file (memfd), which outlives the rank that wrote it.
+"""Store one training state in a memory file (memfd), which outlives the rank that wrote it.
 
 After a header of one page the file has three parts: the bytes of the checkpoint's tensor files, the bytes of
 its tree, and `about`: JSON with the folder, the metadata and the software versions of the checkpoint.
@@ -75,7 +75,7 @@ class StoredState:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """The bytes of a state in mapped memory: the whole, and its parts; `about` is decoded."""
+    """The bytes of a state in mapped memory: all bytes, and the three parts; `about` is decoded."""
 
     whole: memoryview
     tensors: memoryview

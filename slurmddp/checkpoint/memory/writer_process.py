@@ -58,10 +58,10 @@ _NICENESS = 5
 def start() -> tuple[WriterChannel, subprocess.Popen[bytes]]:
     """Start a writer process, and return this process's end of the channel, and the writer.
 
-    If this process ends, the writer runs on until all requests are written.
+    If this process ends, the writer continues until all requests are written.
     """
     starter_end, writer_end = WriterChannel.pair()
-    # The writer inherits blocked signals. It unblocks them when it ignores them.
+    # The signals stay blocked in the writer until it ignores them, so that none of them ends it before.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     try:
         writer = subprocess.Popen(

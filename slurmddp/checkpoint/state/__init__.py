@@ -1,4 +1,4 @@
-"""Training states: their tree of plain values, their safetensors bytes, their copies in memory."""
+"""Convert training states to a tree of values and safetensors bytes and back, and copy them in memory."""
 
 from slurmddp.checkpoint.files.publish import publish
 from slurmddp.checkpoint.state.reader import (

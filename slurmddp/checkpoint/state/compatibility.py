@@ -1,4 +1,4 @@
-"""Checks that a saved state fits an object before a load, so that no object is loaded in part."""
+"""Check that a saved state fits an object before a load, so that no object is loaded in part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurmddp.errors import CheckpointError
 from slurmddp.short_text import first_items
 
 _SHOWN = 3
-"""Number of keys of each kind in a message; a model of another depth has hundreds."""
+"""Number of keys of each kind that a message names; between models of different depth hundreds differ."""
 _HINT = (
     "The checkpoint was written with another model or configuration. Use that one again, or save to another "
     "folder: change name= of the run, or root= in a script."

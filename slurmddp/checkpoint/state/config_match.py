@@ -26,7 +26,7 @@ def bound_to(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def manifest_facts(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the entries of a configuration in a manifest: "config_hash" and "config"; empty for None."""
+    """Return the manifest entries "config_hash" and "config" for a configuration; empty if it is None."""
     if config is None:
         return {}
 

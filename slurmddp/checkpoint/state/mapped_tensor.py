@@ -1,4 +1,4 @@
-"""A memory file that is mapped as a tensor: copies tensors of CPUs and GPUs into it."""
+"""Map a memory file as a tensor, and copy tensors from CPUs and GPUs into it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class MappedTensor:
         log.warning(
             "CUDA can't register the memory for checkpoint copies (error %d), so they are slower.", int(code)
         )
-        # The next kernel raises this error again. A small one here takes it, so that no other kernel fails.
+        # CUDA raises this error a second time, at the next kernel. A small kernel is started to take it, so
+        # that no kernel of the training fails.
         with suppress(RuntimeError):
             torch.ones(1, device="cuda")
 
@@ -84,7 +85,7 @@ class MappedTensor:
         """Unmap the memory. The object can't be used any more."""
         if self.is_pinned:
             torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())  # type: ignore[no-untyped-call]
-        # Delete the tensor before the map, because its address is about to become invalid.
+        # Delete the tensor before the map is closed, because the tensor's address then becomes invalid.
         del self.bytes
         self.area.close()
 

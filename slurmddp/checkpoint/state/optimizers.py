@@ -1,4 +1,4 @@
-"""Load the states of optimizers without a change of any value."""
+"""Load the states of optimizers without changing any value."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from torch.optim import Optimizer
 
 
 def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load a saved `state_dict` into an optimizer, without a change of the dtype of scalar tensors.
+    """Load a saved `state_dict` into an optimizer without changing the dtype of scalar tensors.
 
     torch's load_state_dict converts the scalars of the state, except "step", to the dtype of the parameter.
     NAdam's scalar "mu_product" of a bfloat16 or float64 parameter would then be rounded differently, and a
     resumed training would differ.
 
     Args:
-        optimizer: gets the state. Its own `load_state_dict`, if its class has one, is called and trusted.
+        optimizer: the optimizer that gets the state. If its class has its own `load_state_dict`, only this
+            method is called.
         saved: a result of `state_dict` of such an optimizer.
     """
     optimizer.load_state_dict(dict(saved))

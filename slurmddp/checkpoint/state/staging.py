@@ -38,7 +38,7 @@ _ROUND_BYTES = 2 << 20
 """Sizes are rounded up to multiples of this, so that a slightly longer tree needs no new map."""
 
 _LARGEST_GROWTH = 8
-"""A growing state gets at most 1 / _LARGEST_GROWTH of its size in advance."""
+"""For a growing state, at most 1 / _LARGEST_GROWTH of its size is allocated in addition."""
 
 
 class NoMemory(Exception):
@@ -56,7 +56,7 @@ class Snapshot:
     """Nanoseconds since the epoch, the same for the copies of all nodes."""
     state: Mapping[str, Any]
     meta: Mapping[str, Any]
-    """`state` and `meta` are arguments of `checkpoint.write`."""
+    """The arguments `state` and `meta` of `checkpoint.write`."""
 
 
 class ShardWriters(Protocol):
@@ -112,7 +112,7 @@ class StagingBuffers:
         self._preparing: threading.Thread | None = None
         self._refused: NoMemory | None = None
         self._outgrown = 0
-        """Size in bytes of the last state that was skipped because its buffer was too small."""
+        """Size in bytes of the last state that was not copied because its buffer was too small."""
 
     def prepare(self, size: int) -> None:
         """Start a thread that allocates buffers for states of `size` bytes; `copy` waits for it."""
@@ -203,7 +203,7 @@ class StagingBuffers:
             return False
         self._join()
 
-        # The allocation was refused. Return True, so that `copy` goes on and raises the error.
+        # The allocation was refused. Return True, so that `copy` continues and raises the error.
         if self._refused is not None:
             return True
         is_missing = len(self._slots) < self._wanted

@@ -23,7 +23,7 @@ from slurmddp.errors import CheckpointError
 from slurmddp.host.free_name import first_free
 
 MAX_DEPTH = 100
-"""The deepest nesting; deeper states count as containers that hold themselves."""
+"""The largest number of nested containers. A deeper state is refused: a container may contain itself."""
 
 _JSON_INT_BITS = 63
 _TOP = "the top"

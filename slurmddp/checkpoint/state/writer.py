@@ -1,9 +1,9 @@
 """Write a state as a checkpoint, and check beforehand that such a write will succeed.
 
 Most saves are copied into memory and written by another process (`checkpoint/memory/writer_process.py`). This
-module writes from the tensors themselves. It needs no memory beside them, so it is the only way where
-/dev/shm has no place for a copy, and a script that waits for its saves starts no second process. Both ways
-share the tree, the layout of the tensors, the parts and `publish`; only the source of the bytes differs.
+module writes from the tensors themselves. So it needs no memory for a copy, and no second process. It serves
+states for which /dev/shm has no room, and scripts that wait for their saves. Both ways use the same tree,
+layout of tensors, parts and `publish`; only the source of the bytes differs.
 """
 
 from __future__ import annotations

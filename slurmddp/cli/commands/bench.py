@@ -78,7 +78,8 @@ def _only(arguments: list[str], count: int, usage: str) -> list[str]:
     """Return `arguments` if their number is `count`.
 
     Raises:
-        UsageError: there are more or fewer arguments; `usage` tells how to type the action.
+        UsageError: there are more or fewer arguments; the message shows `usage`, the right way to type the
+            action.
     """
     if len(arguments) != count:
         raise UsageError(

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _statuses_over_ssh() -> list[RunStatus]:
-    """Return the statuses of the runs that were submitted over ssh; their login nodes are asked."""
+    """Query the login nodes for the statuses of the runs that were submitted over ssh."""
     if not ssh_runs.are_recorded():
         return []
 

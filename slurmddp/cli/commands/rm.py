@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
     if result.kept:
         raise RunStateError(
-            f"{counted(len(result.kept), 'run')} of {result.name} can't be removed; the others are removed.",
+            f"{counted(len(result.kept), 'run')} of {result.name} can't be removed, because they are or may "
+            "be active; the others are removed.",
             hint=f"Run `slurmddp cancel {result.name}` first, then remove it again.",
         )
 

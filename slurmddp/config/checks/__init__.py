@@ -1,1 +1,1 @@
-"""Checks of a composed configuration before anything is started."""
+"""Check a composed configuration before anything is started."""

@@ -54,7 +54,7 @@ _OF_TORCH = (
     "NCCL_DESYNC_DEBUG",
     "NCCL_USE_COMM_NONBLOCKING",
 )
-"""Former names of torch's variables, which now begin with `TORCH_`."""
+"""Former names, without the prefix `NCCL_`, of variables of torch that now begin with `TORCH_NCCL_`."""
 
 
 def misspelled(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:

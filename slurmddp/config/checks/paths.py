@@ -32,7 +32,7 @@ _PATH_KEYS = ("path", "root")
 """Arguments of a data set that hold the path of its files."""
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _PLACES = ("run_dir", "attempt")
-"""The names that may stand in braces in the arguments of a script, and are replaced: `{run_dir}`."""
+"""Names of the placeholders, such as `{run_dir}`, that are replaced in the arguments of a script."""
 
 
 def check_name(name: str) -> None:
@@ -49,7 +49,7 @@ def check_name(name: str) -> None:
 
 
 def as_name(text: str) -> str:
-    """Return a text as a run name: a dash replaces forbidden characters; empty if only these are left."""
+    """Return a text as a run name, with a dash for forbidden characters; empty if it has only these."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:100]
 
 
@@ -274,7 +274,7 @@ def check_targets(config: Mapping[str, Any], project_dir: Path, *, same_python: 
 
 
 def _nodes_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (key, node) for each mapping from which ranks build an object; the node may be None."""
+    """Yield (key, node) for each key with a mapping, the node, that describes an object; it may be None."""
     for key in OPEN_NODES:
         if not _is_shipped_section(key, config.get(key)):
             yield key, config.get(key)
@@ -306,7 +306,7 @@ def _check_node(key: str, node: Mapping[str, Any], project_dir: Path, *, same_py
 def _builds_inner_nodes(value: Any) -> bool:
     """Return whether ranks also build objects from the nodes inside of a node.
 
-    They don't if any `_recursive_: false` is in the node. The inner nodes are then plain arguments.
+    If the node contains `_recursive_: false`, at any depth, ranks pass the inner nodes on as plain mappings.
     """
     flags = [inner for key, inner, _ in _entries(value, "") if key.rpartition(".")[2] == "_recursive_"]
     return False not in flags

@@ -52,7 +52,8 @@ SRUN_OPTIONS = {
     "SLURM_PROFILE": "profile",
     "SLURM_THREADS_PER_CORE": "threads-per-core",
 }
-"""Variables that srun reads, with their options. A job does not get those of the shell that submits it."""
+"""Variables that srun reads, with their options. A job does not inherit them from the shell that submits it.
+"""
 
 
 def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def fill(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any
 
     given = {_option(name) for name in cluster["sbatch"]}
     options = {
-        # For sbatch, a variable that is set but empty is an option without a value, such as --exclusive.
+        # sbatch reads a variable that is set but empty as an option without a value, such as --exclusive.
         option: environ[name] or True
         for name, option in OPTIONS.items()
         if name in environ and option not in given

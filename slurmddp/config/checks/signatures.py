@@ -44,7 +44,7 @@ class Signature:
     file: Path
     """The source file."""
     positions: float = math.inf
-    """The largest number of arguments that a call may pass by position."""
+    """The largest number of arguments that a call may pass by position; None for no limit."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _ARGUMENT = r"([-+]?[0-9.][\w:.+-]*|[A-Za-z]+)"
 
 
 def refuse_respelled(config: Mapping[str, Any], typed: Iterable[str], files: Iterable[Path]) -> None:
-    """Raise ConfigError if a key of type text got another text than the written one, as quotes are missing.
+    """Raise ConfigError if a text key got another text than the written one, because quotes are missing.
 
     YAML has read the value as a number, which is not spelled as it was written: `12.10` became `12.1`.
 
@@ -143,7 +143,7 @@ def _written_otherwise(key: str, value: Number, pattern: str, text: str) -> str 
 
 
 def _is_alike(key: str, written: str, value: Number) -> bool:
-    """Return whether it makes no difference for a key whether it gets `written` or the text of `value`."""
+    """Return whether `written` and the text of `value` mean the same for a key."""
     if written == str(value).lower():
         return True
     if key in EVERY_ARGUMENTS and not isinstance(value, bool):

@@ -51,7 +51,7 @@ from slurmddp.settings.spec import MODULE, own_script
 
 _PRIMARY = "slurmddp_primary"
 _STARTS_NOTHING = ("--dry-run", "--check")
-"""Flags of `slurmddp run` that start nothing. After the script they would be arguments of the script."""
+"""Flags of `slurmddp run` that start nothing. Typed after the script, they would be its arguments."""
 _LEFT_OUT = [
     {"override hydra/job_logging": "none"},
     {"override hydra/hydra_logging": "none"},
@@ -60,9 +60,9 @@ _LEFT_OUT = [
 """Parts of Hydra that only run programs; without them, composing takes a third less time."""
 _IS_HYDRA_1_3 = hydra.__version__.startswith("1.3.")
 _STORE_OPTIONS: dict[str, Any] = {} if _IS_HYDRA_1_3 else {"replace": True}
-"""Hydra 1.4 warns when a node is stored again without them."""
+"""Arguments of `ConfigStore.store`: without them, Hydra 1.4 warns if a name is stored a second time."""
 _BASE_OPTIONS: dict[str, Any] = {"version_base": "1.3"} if _IS_HYDRA_1_3 else {}
-"""Hydra 1.3 warns without a base version, Hydra 1.4 warns of a base version."""
+"""Arguments of Hydra's initialize: Hydra 1.3 warns if `version_base` is missing, Hydra 1.4 if it is given."""
 CompositionCache = dict[str, DictConfig]
 """Cache of compositions, keyed by config files, before value overrides are applied."""
 _last_composition: dict[str, DictConfig] = {}
@@ -245,7 +245,7 @@ def _after_script(config: Mapping[str, Any]) -> list[str]:
 
 
 def _asks_for_job(argument: str) -> bool:
-    """Return whether an argument sets a key such as `nodes`, which changes no result of a script."""
+    """Return whether an argument of a script looks like a setting of the job, such as `nodes=2`."""
     key = TOP.get(key_of(argument))
     return "=" in argument and key is not None and not key.trainer and key.identity is not COMPUTED
 
@@ -399,7 +399,7 @@ def compose_plan(
     except COMPOSITION_ERRORS as error:
         raise hydra_errors.explain(error, typed, plan.roots) from error
     finally:
-        # Not kept for the next composition, because the files may change before it.
+        # The composition is not kept any longer, because the files may change before the next one.
         _last_composition.clear()
 
 

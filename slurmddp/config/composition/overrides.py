@@ -37,7 +37,7 @@ DEFAULTS_NODE = "slurmddp_defaults"
 
 @dataclass(frozen=True)
 class CompositionPlan:
-    """All that Hydra needs to compose a configuration: defaults, primary configuration and overrides."""
+    """The input from which Hydra composes a configuration: defaults, primary configuration and overrides."""
 
     base: dict[str, Any]
     """slurmddp's defaults."""
@@ -50,7 +50,8 @@ class CompositionPlan:
     cluster: str | None = None
     """The chosen file of the group `cluster`; None if no file is chosen."""
     replaced: tuple[str, ...] = ()
-    """The nodes whose `_target_` was typed. The arguments in files are dropped: they fit another class."""
+    """The nodes whose `_target_` was typed. Their arguments in files are dropped, because these fit another
+    class."""
     arguments: Mapping[str, list[str]] = field(default_factory=dict)
     """The arguments of a script as typed, by key. They never pass Hydra's grammar."""
 
@@ -363,9 +364,9 @@ def _with_sign(setting: TypedSetting, draft: _Draft, signature: SignatureOf) -> 
 
 
 def _must_be_in_file(setting: TypedSetting, draft: _Draft) -> bool:
-    """Return whether a setting must change an argument that a file already holds, and may not add one.
+    """Return whether a setting may only change an argument that a file already contains, not add one.
 
-    So it is for a setting without a sign below a node such as `model`, whose class was not typed.
+    This holds for a setting without a sign, such as `model.width=3`, below a node whose class was not typed.
     """
     if setting.sign or setting.top not in OPEN_NODES or "." not in setting.key:
         return False

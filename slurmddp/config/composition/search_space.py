@@ -1,7 +1,8 @@
 """Read a search from a command line: the number of trials, and the values among which trials choose.
 
-The settings are called as in Hydra's sweeper for Optuna (https://hydra.cc/docs/plugins/optuna_sweeper/):
-`hydra/sweeper=optuna hydra.sweeper.n_trials=20 optimizer.lr=tag(log,interval(1e-5,1e-2))`.
+The settings have the names that Hydra's sweeper for Optuna gives them
+(https://hydra.cc/docs/plugins/optuna_sweeper/): `hydra/sweeper=optuna hydra.sweeper.n_trials=20
+optimizer.lr=tag(log,interval(1e-5,1e-2))`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Choices:
 
     settings: tuple[str, ...]
     is_ordered: bool
-    """Whether the settings come from a range in its order."""
+    """Whether the settings are the numbers of a range, in the order of the range."""
 
     @property
     def edges(self) -> tuple[str, ...]:
@@ -105,7 +106,7 @@ class Search:
         return [chosen.get(word, word) for word in self.overrides]
 
     def edges(self) -> list[list[str]]:
-        """Return a few points of the search to check: together they hold each choice and both ends of ranges.
+        """Return a few points to check before a search: together they have all choices and ends of ranges.
 
         Each point is given by its settings.
         """
@@ -116,7 +117,7 @@ class Search:
         return [self.point(chosen) for chosen in (first, *others)]
 
     def has(self, point: Sequence[str]) -> bool:
-        """Return whether a point, given by its settings, is one of those that the search may try."""
+        """Return whether the search may try a point, which is given by its settings."""
         settings = {_key(word): word for word in point}
         fixed = {word for word in self.overrides if word not in self.parameters}
         if not fixed <= set(point):
@@ -124,7 +125,7 @@ class Search:
         return all(values.has(settings.get(_key(word), "")) for word, values in self.parameters.items())
 
     def chosen(self, point: Sequence[str]) -> dict[str, str]:
-        """Return for each word of `parameters` the setting that a point has in its place."""
+        """Return the settings that a point has in place of the words of `parameters`."""
         settings = {_key(setting): setting for setting in point}
         return {word: settings[_key(word)] for word in self.parameters}
 

@@ -1,4 +1,4 @@
 """Exchange requests and code with a login node over ssh.
 
-`connection`, `submit` and `runs` work on the laptop, `serve` on the login node, `code` on both.
+The modules `connection`, `submit` and `runs` run on the laptop, `serve` on the login node, `code` on both.
 """

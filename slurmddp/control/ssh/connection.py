@@ -1,7 +1,7 @@
-"""One request to slurmddp on a login node, over the user's own ssh.
+"""Send one request to slurmddp on a login node, over the user's own ssh.
 
-The host first proves with a nonce that slurmddp runs, because the exit code of a shell proves nothing. The
-request is sent on standard input, so that it appears in no list of processes.
+slurmddp on the host first proves with a nonce that it runs, because the exit code of ssh may come from a
+shell. The request is sent on standard input, so that it appears in no list of processes.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from slurmddp.errors import LoginNodeError
 FLAG = "--over-ssh"
 """The hidden flag by which slurmddp on the host serves one request (see `serve`)."""
 END_OF_REQUEST = b"exit 68\n"
-"""The line after the request. A shell that runs in place of slurmddp executes it, and ends."""
+"""The line after the request. A shell that reads the input in place of slurmddp executes it, and so ends."""
 _PROOF = "proof"
 """The key of the proof in lines that are meant for the laptop, not for a person."""
 _CONNECT_S = 20
-"""Seconds for which ssh waits for a connection."""
+"""Seconds for which ssh waits until the connection is established."""
 _NOTE_S = 30.0
 """Seconds without an answer after which a note names likely causes."""
 _ANSWER_S = 300.0
 """Seconds to wait for the proof: a person may have to enter a password, and a profile may be slow."""
 _PIECE_BYTES = 1 << 20
 _MAX_GREETING_BYTES = 1 << 28
-"""Number of bytes that shells and profiles of a host may print before slurmddp runs (256 MiB)."""
+"""The largest number of bytes that shell profiles of a host may print before slurmddp runs (256 MiB)."""
 _UNREACHABLE = 255
-"""Exit code of ssh for its own failures."""
+"""Exit code of ssh if ssh itself fails, for example because it can't connect."""
 _LINGER_S = 1.0
 """Seconds that ssh gets after the end of the command to pass on its last messages.
 
@@ -78,7 +78,7 @@ def proof_of(nonce: str) -> str:
 
 
 def _end_of(nonce: str) -> str:
-    """Return the beginning of the last line of output: a JSON object, which ends with the exit code.
+    """Return the beginning of the last line of output, a JSON object; the exit code follows.
 
     The shell on the host prints the line after slurmddp has ended.
     """
@@ -86,7 +86,7 @@ def _end_of(nonce: str) -> str:
 
 
 def answer_line(proof: str, **facts: Any) -> str:
-    """Return a line of output for slurmddp on the laptop: a JSON object with the proof and the facts."""
+    """Return a line of output for slurmddp on the laptop: a JSON object with the proof and `facts`."""
     return json.dumps({_PROOF: proof, **facts})
 
 
@@ -268,8 +268,8 @@ class Exchange:
         """Return an error that quotes the last line on stderr, which usually contains the cause.
 
         Args:
-            what: a clause about what happened; the quoted line follows.
-            then: a sentence about the consequence; empty: none.
+            what: a clause about what happened, which the quoted line of stderr follows.
+            then: a sentence about the consequence; empty for no sentence.
             hint: what to do.
         """
         last_line = self._messages.last_line()

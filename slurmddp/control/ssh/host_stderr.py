@@ -13,15 +13,15 @@ from slurmddp.short_text import shorten
 
 _PIECE_BYTES = 1 << 16
 _KEPT_BYTES = 4096
-"""Number of last bytes that are kept."""
+"""Number of bytes that are kept, counted from the end of the messages."""
 _SHOWN_CHARS = 300
-"""Length of the longest line in an error."""
+"""Number of characters of the last line that an error quotes at most."""
 _END_S = 1.0
 """Seconds to wait for the last messages after ssh has ended: a background process may keep the pipe open."""
 
 
 class HostMessages:
-    """A pipe for the stderr of ssh; a thread copies it to this process's stderr and keeps its end.
+    """A pipe for the stderr of ssh; a thread copies it to this process's stderr and stores its last bytes.
 
     An error quotes the last line, because a notebook does not show the stderr of processes.
     """
@@ -30,7 +30,7 @@ class HostMessages:
         """Create the pipe.
 
         Args:
-            quiet: whether the messages are only kept, not copied to stderr.
+            quiet: whether to keep the last messages only, and copy nothing to stderr.
         """
         self._source, self.descriptor = os.pipe()
         self._quiet = quiet
@@ -63,8 +63,8 @@ class HostMessages:
         while content := os.read(self._source, _PIECE_BYTES):
             self._last = (self._last + content)[-_KEPT_BYTES:]
             if not self._quiet:
-                # If stderr is closed, the messages are lost, but the thread has to go on: it keeps the last
-                # line, and ssh would block on a full pipe.
+                # If stderr is closed, the messages can't be shown. But the thread continues to read: it keeps
+                # the last line, and ssh would block on a full pipe.
                 with suppress(Exception):
                     sys.stderr.write(decoder.decode(content))
                     sys.stderr.flush()

@@ -117,7 +117,7 @@ def locked(folder: Path, report: Report) -> Iterator[None]:
 
 
 def missing(folder: Path, files: Sequence[SentFile]) -> list[SentFile]:
-    """Return the files that the folder lacks or has with another content, so the laptop has to send them."""
+    """Return the files that the laptop has to send, because the folder lacks them or has other contents."""
 
     def is_in_place(file: SentFile) -> bool:
         # If a parent of the file is a symbolic link, `Receiver` replaces the link by a folder. So the content
@@ -166,7 +166,7 @@ class Receiver:
             ) from error
 
     def _receive(self, stream: IO[bytes], coming: Sequence[SentFile]) -> None:
-        """Do what `receive` does; an OSError is not converted."""
+        """Receive the files as `receive` does, but raise each OSError unchanged."""
         record = self._folder / sent_code.FOLDER
         with tempfile.TemporaryDirectory(prefix="arriving-", dir=record) as arriving:
             # All contents go to a temporary folder first: if the connection breaks or a digest is wrong, no

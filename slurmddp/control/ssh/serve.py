@@ -192,7 +192,7 @@ def _answer_started(
 def _take_over_stdin() -> IO[bytes]:
     """Return the standard input as a new stream, and replace descriptor 0 by /dev/null.
 
-    So no command that runs for the request reads the bytes that follow it.
+    So no command that runs for the request reads the contents of files that follow the request.
     """
     source = os.fdopen(os.dup(0), "rb")
     null_device = os.open(os.devnull, os.O_RDONLY)

@@ -76,7 +76,7 @@ class PacedHosts:
 
     Args:
         runs: the runs; None: all runs over ssh that are recorded at the time of a call.
-        now: returns the time in seconds, from any start.
+        now: returns the time in seconds since any fixed moment.
     """
 
     def __init__(
@@ -92,9 +92,10 @@ class PacedHosts:
         self._queries: dict[str, threading.Thread] = {}
 
     def statuses(self) -> list[RunStatus]:
-        """Return the statuses from the last answer of each host, and start queries whose pause is over.
+        """Return the statuses from the last answer of each host, and start the queries that are due.
 
-        The call does not wait for the queries. Runs that no answer covers yet have the state unknown.
+        The call does not wait for the queries. Runs for which no host has answered yet have the state
+        unknown.
         """
         all_statuses: list[RunStatus] = []
         for host, runs in _runs_by_host(self._runs).items():
