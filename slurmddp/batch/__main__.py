@@ -38,7 +38,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     if command == "begin":
         from slurmddp.batch.begin import begin
 
-        # A signal during `begin` must not end it: the ranks start all the same and get the signal themselves.
+        # A signal must not end `begin`: the ranks are started even then, and get SLURM's signals themselves.
         for number in _STOPS:
             signal.signal(number, _do_nothing)
         job = SlurmJob(environ, log=_log_to_stderr, names=names)
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     elif command == "first-node-lost":
         from slurmddp.batch.first_node import first_node_lost
 
-        # SLURM signals this process when it grants the requeue, but the exclusions are sent after that.
+        # When SLURM grants the requeue, it signals this process, which then still has to send the exclusions.
         for number in _STOPS:
             signal.signal(number, signal.SIG_IGN)
         first_node_lost(attempt, SlurmJob(environ, log=_log, names=names))

@@ -6,10 +6,10 @@ Three records show how an attempt ended. Each has one writer and holds a fact th
 - `exit-node-N`: the exit code of one agent. The agent writes it last, after its checkpoints.
 - the event `ended`: the outcome, and the lost agents. The batch step writes it at the very end.
 
-Node 0's agent can't write one record for all nodes: it leaves first, and the other agents follow it, so it
-never learns how they ended. The batch step must know. An agent without an exit code was killed, or its host
-failed. Besides, the watch ends srun a minute after the last agent has left, but gives an agent that may still
-write a checkpoint twenty minutes.
+The agent of node 0 can't write one record for all nodes: it exits before the other agents, so it never learns
+their exit codes. The batch step needs these codes. An agent without an exit code was killed, or its host
+failed. It may also still be writing a checkpoint: so the watch over srun waits twenty minutes for it, but
+only one minute after all agents have recorded their codes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slurmddp.runs.folder.late_files import is_there, look_again, names_in, read
 from slurmddp.runs.folder.layout import RunFolder
 
 _LATE_S = (1, 2, 3)
-"""Seconds to wait before each new look for a file that a shared file system shows late."""
+"""Pauses, in seconds, between the looks for a file that a shared file system may show late."""
 
 
 class BatchSettings(NamedTuple):
@@ -46,25 +46,25 @@ class BatchSettings(NamedTuple):
     checkpoints: str
     """A glob of the files that the program saves outside the run folder's own checkpoints; may be empty."""
     exclude: str
-    """The nodes that a person excludes."""
+    """The nodes that the cluster file excludes, as a host list."""
     exclude_failed_h: int
     saves_at_stop: bool
     """Whether the program is the built-in trainer, which saves at every stop and records its first step."""
     tolerates_node_loss: bool
-    """Whether SLURM lets the job run on when it loses a node."""
+    """Whether the job continues when it loses a node (`--no-kill`)."""
     signal_lead_s: int
     grace_s: int | None
     requeue: bool
     max_restarts: int
     max_requeues_without_progress: int
     on_event: Sequence[str]
-    """The command that gets the events of the run."""
+    """The command of `policy.on_event`: the program and its arguments; may be empty."""
     python: str
     """The interpreter of the ranks."""
     stage: str
     """The folder on each node's own disk for a copy of the environment; empty: no copy."""
     unset: Sequence[str]
-    """Variables that hold options of another job, if that job submitted this one."""
+    """Names of variables to unset: if another job submitted this job, they hold options of the other job."""
 
 
 def read_settings(folder: RunFolder) -> BatchSettings:
@@ -111,7 +111,7 @@ class Attempt:
         self._start_file = self.log_dir / "start.json"
 
     def start(self, node_list: str, restart_count: int) -> None:
-        """Write `start.json` with the time and the newest saves; add the event `started` and run its command.
+        """Record the start and the newest saves in `start.json`; add the event `started` and run its command.
 
         Args:
             node_list: the nodes of the job, as a host list.
@@ -211,14 +211,14 @@ class Attempt:
         return self.folder.silent_nodes(self.number, self.settings.nodes)
 
     def replaced_nodes(self) -> list[int]:
-        """Return the indexes of those silent nodes that were left out so that the ranks could continue."""
+        """Return the indexes of the silent nodes that a restart of the ranks left out (event `continued`)."""
         without = {node for event in self._events("continued") for node in event["without"]}
         return [node for node in self.silent_nodes() if node in without]
 
     def lost_agents(self, hosts: Sequence[str]) -> dict[int, str]:
         """Return the host of each agent that started but recorded no exit code, by node index.
 
-        Such an agent was killed, or its host failed. The name is empty for an index beyond `hosts`.
+        Such an agent was killed, or its host failed. A node whose index is beyond `hosts` gets an empty name.
         """
         names = names_in(self.log_dir)
         lost = [node for node in self.silent_nodes() if self.folder.node_log(self.number, node).name in names]
@@ -255,8 +255,9 @@ class Attempt:
             has_progressed: whether the run has saved anything new since the attempt started.
             near_limit: whether SLURM had sent the signal that precedes the time limit.
         """
-        # A preemption may come before the first step, so the event `first_step` has to show that the run
-        # trained. A time limit must leave time for the first step, so it counts without this event.
+        # `trained` says whether a stop without progress counts against the run. A preemption may come before
+        # the first step, so it counts only after the event `first_step`. A time limit always counts, because
+        # it has to be long enough for the first step.
         at_limit = job_state in (requeue_policy.RUNNING, requeue_policy.TIMEOUT)
         end = requeue_policy.End(
             code,
@@ -287,10 +288,12 @@ class Attempt:
             outcome: the outcome of the attempt.
             has_progressed: whether the run has saved anything new since the attempt started.
             lost: the hosts of lost agents, by node index.
-            is_revised: whether the event corrects an earlier one: the run could not be started again.
+            is_revised: whether the event corrects an earlier `ended` event, because SLURM refused to run the
+                job again.
         """
         facts: dict[str, Any] = {"exit_code": outcome.code, "outcome": outcome.outcome}
-        # For `begin` a run with this field is not over: it goes on if SLURM starts the job again after all.
+        # For `begin` a run with this field is not over: if SLURM starts the job again after all, the run
+        # continues.
         if is_revised:
             facts["requeued"] = False
         facts["next"] = outcome.next

@@ -1,4 +1,4 @@
-"""Before the ranks: leave a run that is over or that another job trains, or claim an attempt."""
+"""Before the ranks: claim an attempt, or start nothing if the run is over or another job trains it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slurmddp.slurm.job_script import may_be_of, script_of
 _TURNS = ("submitted", "started", "ended")
 """Events after which a run is waiting, running or over."""
 _SIGNALS_ALL = "proctrack/linuxproc"
-"""The ProctrackType with which SLURM signals every process of a step; with all others only the tasks."""
+"""The ProctrackType with which SLURM signals every process of a step; with others it signals only tasks."""
 _SLURM_ID = re.compile(r"\d+(_\d+)?")
 """The id of a job, or of an element of an array; local runs have other ids."""
 _OVER = ("finished", "failed", "config", "no_progress")
@@ -136,7 +136,7 @@ def _final_outcome(events: list[dict[str, Any]], job: SlurmJob, is_resubmitted: 
 def _owner(events: list[dict[str, Any]], job: SlurmJob, names: Collection[str]) -> str:
     """Return the other job that trains this run now, as `ID on NODES`; empty if no other job does.
 
-    SLURM shows the other job as running, and the attempt that it started has no `ended` event.
+    The other job counts if SLURM shows it as running and its newest attempt has no `ended` event.
     """
     last_events: dict[str, str] = {}
     for event in events:
@@ -148,7 +148,8 @@ def _owner(events: list[dict[str, Any]], job: SlurmJob, names: Collection[str]) 
         return ""
 
     for queued in job.queue("--jobs", ",".join(sorted(open_jobs))) or ():
-        # The id may belong to another job: ids repeat on another cluster, and after slurmctld lost its state.
+        # The id may now belong to a job of another run: another cluster uses the same ids, and so does a
+        # slurmctld that has lost its state.
         is_ours = may_be_of(names, queued.run, script_of(queued.job_id, queued.script))
         if queued.state in ("RUNNING", "SUSPENDED", "STOPPED") and is_ours:
             return f"{queued.job_id} on {queued.nodes}"
@@ -158,9 +159,9 @@ def _owner(events: list[dict[str, Any]], job: SlurmJob, names: Collection[str]) 
 def _leaves_failed_nodes(
     folder: RunFolder, job: SlurmJob, settings: BatchSettings, events: list[dict[str, Any]]
 ) -> bool:
-    """Requeue the job if it got a node that failed under the last attempt and other nodes are free soon.
+    """Requeue the job if it got a node that failed during the last attempt and other nodes are free soon.
 
-    `Exclusions.others_are_free` decides whether they are.
+    `Exclusions.others_are_free` decides whether other nodes are free soon.
 
     Returns:
         Whether SLURM has requeued the job.
@@ -185,17 +186,18 @@ def _leaves_failed_nodes(
 
 
 def limits(job: SlurmJob, signal_lead_s: int, grace_s: int | None) -> Callable[[], dict[str, str]]:
-    """Start queries for the end of the job, the time until SIGKILL and the processes that SLURM signals.
+    """Query SLURM for the end of the job, the time until SIGKILL, and which processes of a step it signals.
 
     The batch step asks SLURM once for all ranks: queries from a thousand ranks would load slurmctld.
 
     Args:
         job: the job.
-        signal_lead_s: `policy.signal_lead_s`, which becomes a variable as well.
+        signal_lead_s: `policy.signal_lead_s`; returned as a variable, too.
         grace_s: `policy.grace_s`, instead of SLURM's KillWait and GraceTime; None: ask SLURM for both.
 
     Returns:
-        A function that waits for the replies and returns the variables; an unknown value is empty.
+        A function that waits for the replies and returns the environment variables by name; an unknown value
+        is empty.
     """
 
     def end_time() -> str:

@@ -1,4 +1,4 @@
-"""After the ranks: find out how the attempt ended, record it, and run the job again if the rules say so."""
+"""After the ranks: find out how the attempt ended, record it, and requeue or resubmit a job that is due."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from slurmddp.errors import (
 from slurmddp.runs.folder.late_files import is_there
 
 _LONGEST_WAIT_S = 600.0
-"""Seconds that the batch script waits for SLURM to end it."""
+"""Seconds that the batch script waits at most until SLURM ends it (`_await_slurm`)."""
 _CODES_OF_RANKS = {
     EXIT_FINISHED, EXIT_STOPPED, EXIT_UNHEALTHY_NODE, EXIT_CONFIG, EXIT_NO_PROGRESS, *range(128, 256)
 }  # fmt: skip
-"""Exit codes whose meaning depends on the ranks, so that a setup line can't end an attempt with them."""
+"""Exit codes that mean something only if they come from ranks; from setup lines they count as EXIT_FAILED."""
 
 
 class AttemptEnd:
@@ -64,7 +64,8 @@ class AttemptEnd:
     def _code_before_ranks(self, code: int | None) -> int:
         """Return the exit code of the subshell, and note whether any rank was started.
 
-        If a setup line ended the subshell before that, a code that only ranks may use becomes EXIT_FAILED.
+        If a setup line ended the subshell before any rank was started, a code in `_CODES_OF_RANKS` becomes
+        EXIT_FAILED.
         """
         log = self._job.log
         if code is None:
@@ -120,12 +121,12 @@ class AttemptEnd:
         silent = {hosts[node] for node in attempt.silent_nodes() if node in hosts}
         self.note_failed_nodes(silent, replaced)
 
-        # A node failed and the attempt did not continue without it, but SLURM still shows a running job.
+        # A failed node ended the attempt, although SLURM still shows the job as running.
         if job.state == requeue_policy.RUNNING and (silent - replaced) & self._exclusions.failed:
             job.state = requeue_policy.NODE_FAIL
 
     def note_failed_nodes(self, silent: Collection[str], replaced: Collection[str]) -> None:
-        """Record the nodes that failed under the attempt, so that the next attempt avoids them.
+        """Record the nodes that failed during the attempt, so that the next attempt avoids them.
 
         Args:
             silent: names of the nodes whose agents recorded no exit code.
@@ -152,7 +153,8 @@ class AttemptEnd:
         Args:
             code: the exit code of the attempt.
             has_progressed: whether the run has saved anything new since the attempt started.
-            lost: the hosts of lost agents, by node index; None: after a failure, the agents without a code.
+            lost: the hosts of lost agents, by node index. None: if the attempt failed, look for the agents
+                that recorded no exit code.
             may_requeue: whether SLURM may requeue the job; otherwise a new job is submitted.
 
         Returns:
@@ -179,7 +181,7 @@ class AttemptEnd:
             if outcome.outcome == "failed":
                 lost = attempt.lost_agents(job.hosts)
         for node, host in lost.items():
-            job.log(f"The agent of node {node} ({host or 'unknown host'}) left no exit code.")
+            job.log(f"The agent on {host or 'an unknown host'} (node {node}) recorded no exit code.")
 
         if outcome.next != "none" and job.state != requeue_policy.REQUEUED:
             self._exclusions.choose()
@@ -225,11 +227,11 @@ class AttemptEnd:
         return outcome._replace(next="none")
 
     def _await_slurm(self) -> None:
-        """Wait for SLURM to end this process if SLURM gave this host up when it requeued the job.
+        """If SLURM has lost this host and requeued the job, wait until SLURM ends this process.
 
-        SLURM ends this process when the host reports back. If the process ended before that, the slurmd on
-        this host would report "already running" at the next start of the job. SLURM would then drain the node
-        and hold the job.
+        SLURM ends this process when the host answers again. If the process ended earlier, the slurmd on this
+        host would report "already running" at the next start of the job. SLURM would then drain the node and
+        hold the job.
         """
         job = self._job
         host = job.environ.get("SLURMD_NODENAME", "")
@@ -238,6 +240,6 @@ class AttemptEnd:
         if host in hosts_of(job.facts.get("NodeList", "")):
             return
 
-        job.log(f"SLURM has given up {host} and requeued the job; this script waits until SLURM ends it.")
+        job.log(f"SLURM has lost {host} and requeued the job. This script waits until SLURM ends it.")
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         job.sleep(_LONGEST_WAIT_S)

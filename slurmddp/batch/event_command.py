@@ -17,9 +17,9 @@ from slurmddp.environments.names import ATTEMPT_VARIABLE, EVENT_VARIABLE, RUN_DI
 from slurmddp.runs.folder.layout import RunFolder
 
 TIMEOUT_S = 20
-"""Seconds after which the command is killed. At its end a job holds its nodes for that long at most."""
+"""Seconds after which the command is killed. A job that ends keeps its nodes until its commands end."""
 _SLACK_S = 5
-"""Seconds for a watcher to kill its command and record that."""
+"""Additional seconds in which the watching process kills the command and records the failure."""
 
 
 def kind_of_end(outcome: str, next_: str) -> str:
@@ -30,7 +30,7 @@ def kind_of_end(outcome: str, next_: str) -> str:
 
 
 class EventCommands:
-    """The runs of the `policy.on_event` command that this process has started, one for each event."""
+    """Starts the command of `policy.on_event` for each event, and waits for the started commands."""
 
     def __init__(
         self, folder: RunFolder, command: Sequence[str], project: Path, log: Callable[[str], None]
@@ -89,7 +89,7 @@ class EventCommands:
             self._log(f"The command of policy.on_event was not started: {error}")
 
     def wait(self) -> None:
-        """Wait until all started commands have ended or were killed, at most 25 seconds."""
+        """Wait until each started command has ended or was killed, 25 seconds at most."""
         deadline = time.monotonic() + TIMEOUT_S + _SLACK_S
         for watcher in self._watchers:
             with suppress(subprocess.TimeoutExpired):
@@ -98,11 +98,11 @@ class EventCommands:
 
 
 def run_command(folder: RunFolder, request: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> None:
-    """Run the command of a request with its event on stdin; record a failure as a warning of the run.
+    """Run a command with an event as JSON on its stdin; record its failure as a warning of the run.
 
     Args:
         folder: the run folder.
-        request: the program with its arguments (`command`), and the `event`.
+        request: the program with its arguments, under `command`, and the fields of the event, under `event`.
         timeout_s: seconds after which the command and its children are killed.
     """
     command = request["command"]

@@ -1,7 +1,8 @@
-"""End an attempt whose batch script is gone, alone or with the first node; an agent that is left runs this.
+"""End an attempt whose batch script is gone, with or without the first node; a surviving agent runs this.
 
 SLURM does not end a job that tolerates the loss of nodes, even if the job lost its first node. Such a job
-would hold its nodes until the time limit. A job whose script was killed has failed for SLURM.
+would hold its nodes until the time limit. If only the script was killed, SLURM ends the job as failed, and
+does not requeue it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _POLLS = 90
 _DELAY_S = 10.0
 """Seconds from one query to the next: SLURM may take minutes until it gives a node up."""
 _SHORT_DELAY_S = 1.0
-"""The same on the first node: it is up, and SLURM is about to see that the script there was killed."""
+"""Seconds from one query to the next on the first node itself, where SLURM soon notices a killed script."""
 _DOWN = re.compile(r"DOWN|FAIL|ERROR|NOT_RESPONDING|\*")
 """States in which a node can't run an agent. A star marks a node that does not respond (sinfo(1))."""
 NODE = "node"
-"""The first node is lost, and the batch script with it."""
+"""What is lost: the first node, and with it the batch script."""
 SCRIPT = "script"
-"""The batch script was killed, and its node is up."""
+"""What is lost: only the batch script, which was killed; its node is up."""
 
 
 def first_node_lost(attempt: Attempt, job: SlurmJob) -> None:
@@ -34,13 +35,13 @@ def first_node_lost(attempt: Attempt, job: SlurmJob) -> None:
     try:
         mark.mkdir()
     except OSError:
-        # Another agent has created the folder and does this already.
+        # Another agent has created the folder and concludes the attempt already.
         return
 
     first = job.hosts[0] if job.hosts else ""
     lost = _find_lost(attempt, job, first)
     if not lost:
-        # The script still runs. It may end later, and then another call has to be possible.
+        # The script still runs. If it is killed later, an agent must be able to conclude the attempt then.
         mark.rmdir()
         return
 
@@ -50,8 +51,8 @@ def first_node_lost(attempt: Attempt, job: SlurmJob) -> None:
     if code is None:
         lost_agents[0] = first
 
-    # With the node lost, or with code 75, SLURM ended the ranks. Otherwise they had ended before the script
-    # was killed.
+    # If the node is lost, or node 0's agent recorded 75, SLURM ended the ranks. Otherwise the ranks had ended
+    # by themselves before the script was killed.
     if lost == NODE or code == EXIT_STOPPED:
         job.state = requeue_policy.NODE_FAIL
     else:
@@ -104,7 +105,7 @@ def _find_lost(attempt: Attempt, job: SlurmJob, first: str) -> str:
 def _lost_by_facts(attempt: Attempt, job: SlurmJob, first: str) -> str | None:
     """Decide by the newest output of scontrol what is lost: `NODE`, `SCRIPT` or nothing (empty).
 
-    The result is None if SLURM may not know yet.
+    The result is None if SLURM may not have noticed the loss yet.
     """
     state = job.facts.get("JobState", "")
     # slurmctld did not answer.
@@ -132,7 +133,8 @@ def _lost_by_facts(attempt: Attempt, job: SlurmJob, first: str) -> str | None:
         return NODE
 
     nodes = job.nodes(first)
-    # The first node answers: only its agent has ended, or this node was cut off from it for a time.
+    # The slurmd of the first node answers: only the agent there has ended, or this node's link to it was cut
+    # for a time.
     if not job.unanswering(nodes):
         return ""
     return NODE if _DOWN.search(nodes[0].get("State", "")) else None

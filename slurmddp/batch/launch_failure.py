@@ -1,8 +1,8 @@
 """Find in srun's reports an agent that SLURM could not start, and record it as the failure of the attempt.
 
-Without this agent the attempt can't begin. srun goes on after such a report, and the other agents would wait
-for the missing agent until `policy.join_timeout_s`. The report does not show a fault of the node, so the next
-attempt may run on it.
+Without this agent the ranks can't start. srun keeps running after such a report, and the other agents would
+wait for the missing agent until `policy.join_timeout_s`. The node itself may be healthy, so the next attempt
+may get it again.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class LaunchFailure(NamedTuple):
 def launch_failure(attempt: Attempt, hosts: Sequence[str]) -> LaunchFailure | None:
     """Return the first agent that SLURM could not start; None if SLURM started all.
 
-    For such an agent srun reports the failed launch, and there is no log. The report alone is not enough: it
-    may come from an srun in the setup lines.
+    An agent counts as not started if srun reports its failed launch and the agent has no log. The report
+    alone is not enough: it may come from an srun in the setup lines.
     """
     # With spare nodes or `elastic`, the other agents start without the missing agent: nothing has failed.
     if attempt.settings.tolerates_node_loss:

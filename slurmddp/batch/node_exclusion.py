@@ -18,9 +18,9 @@ _FAILED = re.compile(r"(?:^|\+)(?:DOWN|FAIL|ERROR|NOT_RESPONDING)(?:[*+]|$)|\*")
 """States of a node that has failed. SLURM marks a node that does not respond by a star (sinfo(1))."""
 _LOST = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
 _SOON_S = 300.0
-"""An attempt leaves a failed node only for other nodes that it gets within this time."""
+"""A job leaves a failed node only if SLURM can start the job on other nodes within this many seconds."""
 _TRIES = 5
-"""The largest number of requests for one exclusion while SLURM can't take it yet."""
+"""The largest number of requests to SLURM to exclude the nodes, if SLURM refuses them for the moment."""
 
 
 def lost_nodes(batch_log: Path) -> set[str]:
@@ -41,12 +41,13 @@ class Exclusions:
             folder: the run folder.
             job: the job that runs now.
             settings: the settings of the run.
-            start_time: when the attempt started, in epoch seconds; nodes noted since then are the newest.
+            start_time: when the attempt started, in epoch seconds; nodes that were recorded later failed
+                during this attempt.
         """
         self.failed: set[str] = set()
-        """The nodes that failed under the attempt."""
+        """The nodes that failed during the attempt."""
         self.choice = ""
-        """The nodes that the next attempt must not get, as a list with commas."""
+        """The nodes that the next attempt must not get, separated by commas."""
         self._folder = folder
         self._job = job
         self._start_time = start_time
@@ -68,7 +69,7 @@ class Exclusions:
         silent: Collection[str] = (),
         replaced: Collection[str] = (),
     ) -> bool:
-        """Record the nodes that failed under an attempt; return whether any of the records is new.
+        """Record the nodes that failed during an attempt; return whether any of the records is new.
 
         Args:
             node_list: the nodes of the attempt, as a host list.
@@ -87,11 +88,11 @@ class Exclusions:
             name = node["NodeName"]
             state = node.get("State", "")
             if _FAILED.search(state):
-                reason = f"SLURM calls it {state}"
+                reason = f"SLURM shows its state as {state}"
             elif name in lost:
-                reason = "SLURM gave it up"
+                reason = "srun reported its failure"
             elif name in silent and (parse_time(node.get("SlurmdStartTime", "")) or 0.0) > start_time:
-                reason = "its slurmd was started again"
+                reason = "its slurmd has restarted since"
             elif name in replaced:
                 reason = "the ranks continued without it"
             elif name in unanswering:
@@ -104,7 +105,7 @@ class Exclusions:
         return is_noted
 
     def _exchange(self, start_time: float) -> None:
-        """Add the run's failed nodes to the list that all runs share; take over those of this cluster."""
+        """Add this run's failed nodes to the shared list, and the list's nodes of this cluster to the run."""
         if self._hours <= 0 or not (self._has_notes or shared_nodes()):
             return
 
@@ -129,8 +130,8 @@ class Exclusions:
         return False
 
     def _chosen_by_person(self) -> set[str]:
-        """Return the nodes that a person excludes, in the cluster file or at sbatch."""
-        # ExcNodeList also holds the nodes that this run has excluded, so they are subtracted.
+        """Return the nodes that a person excludes by the cluster file or by an option of sbatch."""
+        # ExcNodeList also holds the nodes that earlier attempts have excluded, so these nodes are subtracted.
         asked_for = set(hosts_of(self._job.facts.get("ExcNodeList", "")))
         by_person = asked_for - set(excluded_nodes(self._folder, now=0.0))
 
@@ -140,7 +141,7 @@ class Exclusions:
         return by_person
 
     def choose(self) -> None:
-        """Set `choice` to all failed nodes, those of this attempt or none: the first that SLURM would accept.
+        """Set `choice` to the first set that SLURM would accept: all failed nodes, this attempt's, none.
 
         The nodes that a person excludes are always part of `choice`.
         """
@@ -180,12 +181,16 @@ class Exclusions:
             reply = self._job.scontrol("update", f"JobId={self._job.id}", f"ExcNodeList={self.choice}")
             if reply.code == 0 or not reply.is_retryable:
                 break
-            # Just after a requeue SLURM may refuse the change, while its accounting holds the job's record.
+            # Just after a requeue SLURM may refuse the change for a moment, because its accounting uses the
+            # job's record.
             self._job.sleep(1)
 
         if reply.code == 0:
             self._is_sent = True
-            self._job.log(f"The next attempt runs on other nodes than {self.choice or '(none)'}.")
+            if self.choice:
+                self._job.log(f"The next attempt runs on other nodes than {self.choice}.")
+            else:
+                self._job.log("The next attempt may run on all nodes.")
         else:
             self._job.log(reply.err.strip())
             self._job.log(
@@ -193,7 +198,7 @@ class Exclusions:
             )
 
     def others_are_free(self) -> bool:
-        """Decide whether the job got failed nodes, may be requeued, and would get others within `_SOON_S`."""
+        """Decide whether the job has failed nodes, may be requeued, and would get others within `_SOON_S`."""
         hosts = self._job.hosts
         noted = excluded_nodes(self._folder, now=self._start_time)
         failed = set(hosts) & set(noted)
@@ -215,7 +220,8 @@ class Exclusions:
 def note_vanished(exclusions: Exclusions, folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> bool:
     """Record the failed nodes of the last attempt if it has no `ended` event; return whether any is new.
 
-    The batch script of such an attempt is gone, perhaps because its host, the first one, failed.
+    The batch script of such an attempt is gone, perhaps because the job's first node, on which it ran, has
+    failed.
     """
     turns = [event for event in events if event.get("event") in ("started", "ended")]
     if not turns or turns[-1]["event"] == "ended":

@@ -82,7 +82,7 @@ def _files(path: str) -> Iterator[str]:
 
 
 def _size_and_time(path: str) -> tuple[int, int]:
-    """Return the size and the time of the last change of a file; zeros if it is gone."""
+    """Return the size of a file in bytes and its last change in nanoseconds; zeros if the file is gone."""
     # The program may have removed the file since the glob found it.
     try:
         status = os.stat(path)  # noqa: PTH116

@@ -20,7 +20,7 @@ _HOLD = "#SBATCH --hold"
 def requeue(job: SlurmJob) -> bool:
     """Requeue the job; return whether SLURM has requeued it, even if SLURM's reply was lost."""
     for delay in _REQUEUE_DELAYS_S:
-        # `scontrol requeue` would requeue the other job that has this id now.
+        # `scontrol requeue` would requeue another job, which has this id now.
         if job.is_forgotten:
             job.log(f"SLURM has given the id {job.id} to another job, so this job can't be requeued.")
             return False
@@ -41,7 +41,8 @@ def requeue(job: SlurmJob) -> bool:
 def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bool:
     """Submit a new job into the same run folder; return whether SLURM has queued it.
 
-    A begin time and a hold delay only the first job of a run: at a requeue SLURM does not apply them either.
+    The new job starts without the run's begin time (`--begin`) and hold (`--hold`): SLURM does not apply
+    these to a requeued job either.
 
     One argument of the script is a token of this submission. If sbatch queued the job but its reply was lost,
     the batch step finds the job by this token.
@@ -81,7 +82,10 @@ def resubmit(folder: RunFolder, job: SlurmJob, attempt: int, exclude: str) -> bo
         if _is_held(folder):
             released = job.scontrol("release", new_job)
             if released.code:
-                job.log(f"Job {new_job} is held and could not be released: {released.err.strip()}")
+                job.log(
+                    f"Job {new_job} is held and could not be released: {released.err.strip()}. "
+                    f"Release it with: scontrol release {new_job}"
+                )
         return True
 
     return False
@@ -114,7 +118,7 @@ def _recorded(folder: RunFolder) -> set[str]:
 
 
 def leave_queue(job: SlurmJob) -> None:
-    """Cancel the job of a run that is over if SLURM has requeued the job."""
+    """If SLURM has requeued the job of a run that is over, cancel the job."""
     # SLURM may have requeued the job since the last query.
     if job.state in (requeue_policy.PREEMPTED, requeue_policy.NODE_FAIL):
         job.poll_patiently()

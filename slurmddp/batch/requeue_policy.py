@@ -15,9 +15,9 @@ from slurmddp.errors import (
 )
 
 _STALLS = 2
-"""After this many stopped attempts at one checkpoint, another attempt would stop at it as well."""
+"""A run ends after this many attempts that start from one checkpoint and are stopped before the next."""
 _DELIBERATE = (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE)
-"""Exit codes with which a rank refuses another attempt, or its node."""
+"""Exit codes by which a rank demands that the run ends, or that the next attempt leaves its node."""
 
 RUNNING = "running"
 TIMEOUT = "timeout"
@@ -26,7 +26,7 @@ CANCELLED = "cancelled"
 REQUEUED = "requeued"
 NODE_FAIL = "node_fail"
 _BY_SLURM = (REQUEUED, PREEMPTED, NODE_FAIL)
-"""States in which SLURM ended the ranks for its own reasons: their failure shows nothing about the run."""
+"""States in which SLURM ended the ranks for its own reasons: their exit codes show no fault of the run."""
 
 
 class RequeueRules(Protocol):
@@ -45,11 +45,11 @@ class Counts(NamedTuple):
 
     failures: int = 0
     without_progress: int = 0
-    """Time limits in a row that left no newer checkpoint."""
+    """The number of attempts in a row that reached a time limit before they saved a newer checkpoint."""
     progressed: bool = False
-    """Whether an attempt progressed, and none failed without progress after it."""
+    """Whether some attempt saved a newer checkpoint, and no later attempt failed without one."""
     stalls: Mapping[str, int] = {}
-    """For each checkpoint, the stopped attempts that started from it and left no newer checkpoint."""
+    """For each checkpoint, the number of attempts that started from it and were stopped before the next."""
 
 
 class End(NamedTuple):
@@ -58,7 +58,7 @@ class End(NamedTuple):
     code: int
     """The exit code of the attempt."""
     job_state: str = RUNNING
-    """The state of the job at that moment: `RUNNING`, `TIMEOUT` or another of the names above."""
+    """The state of the job when the attempt ended: `RUNNING`, `TIMEOUT` or another of the names above."""
     progressed: bool = False
     """Whether the attempt left a newer checkpoint than it found."""
     latest: str = ""
@@ -68,7 +68,7 @@ class End(NamedTuple):
     cancelled: bool = False
     """Whether a person has cancelled the run."""
     stop_asked: bool = False
-    """Whether a person asked for the stop."""
+    """Whether a person has stopped the run."""
     names_files: bool = False
     """Whether `program.checkpoints` names the files that the program saves."""
     near_limit: bool = False
@@ -86,9 +86,9 @@ class Outcome(NamedTuple):
     """`none` or `requeue`; the batch step writes `resubmit` where the site refuses to requeue."""
     code: int = EXIT_FINISHED
     without_progress: int = 0
-    """Time limits in a row that left no newer checkpoint, this attempt included."""
+    """As in `Counts`, this attempt included."""
     stalled_at: str | None = None
-    """The checkpoint from which the attempt started, if it left no newer checkpoint."""
+    """The checkpoint from which the attempt started, if it trained and left no newer checkpoint."""
     advice: str = ""
     """Advice for the person, in which `{run}` stands for the name of the run."""
     reason: str = ""
@@ -132,7 +132,7 @@ def exit_code(
 
     Args:
         code: the exit code of srun: the highest code of its tasks, killed tasks included. It is 0 if SLURM
-            gave a node up, and 1 if the kernel killed any process for want of memory.
+            gave a node up, and 1 if the kernel killed any process because memory ran out.
         failure: the exit code in the record of the first failure, 0 if the record holds no code; None without
             a record.
         agents: the result of `Attempt.common_exit_code`; None if an agent did not end with 0 or 75.
@@ -211,9 +211,9 @@ def _stopped(end: End, before: Counts, rules: RequeueRules, may_run_again: bool)
     stalled_at = end.latest if end.trained else None
     if may_run_again and stalled_at is not None and before.stalls.get(stalled_at, 0) + 1 >= _STALLS:
         advice = (
-            f"Two attempts were stopped at {end.latest or 'step 0'} and left no newer checkpoint, so there "
-            "is no third attempt. Give the start (time_limit=) or the save (policy.signal_lead_s=) more "
-            "time: slurmddp resume {run} KEY=VALUE"
+            f"Two attempts started from {end.latest or 'step 0'} and were stopped before they saved a newer "
+            "checkpoint, so there is no third attempt. Allow more time for the start (time_limit=...) or for "
+            "the save (policy.signal_lead_s=...): slurmddp resume {run} KEY=VALUE"
         )
         return Outcome("no_progress", "none", EXIT_NO_PROGRESS, 0, stalled_at, advice)
 
@@ -229,9 +229,9 @@ def _advice_on_limits(count: int, names_files: bool) -> str:
     stopped = f"The run was stopped {count} times in a row at its time limit and left no newer checkpoint. "
     if names_files:
         return (
-            stopped + "The start of its program and the work until the next save need more time: "
-            "slurmddp resume {run} time_limit=... (if it has saved files, program.checkpoints does not name "
-            "them)."
+            stopped + "Allow more time for the start of its program and the work until the next save: "
+            "slurmddp resume {run} time_limit=... (If the program has saved files, program.checkpoints does "
+            "not name them.)"
         )
     return (
         stopped + "Name the files that the program saves: slurmddp resume {run} program.checkpoints=PATH "

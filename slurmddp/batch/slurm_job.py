@@ -17,7 +17,7 @@ from slurmddp.slurm.job_script import may_be_of, script_of
 
 _TIMEOUTS_S = {"scontrol": 20.0, "squeue": 30.0, "scancel": 30.0, "sbatch": 60.0, "sacctmgr": 20.0}
 _CONNECT_S = 5.0
-"""Seconds for a connection to the slurmd of a node."""
+"""Time-out in seconds of a connection to the slurmd of a node."""
 _EARLY_S = 60
 """Seconds by which SLURM may send the signal of `--signal` too early (sbatch(1))."""
 _MOST_QUERIES = 40
@@ -61,8 +61,9 @@ class SlurmJob:
         """Prepare the queries about the job.
 
         Args:
-            environ: the variables of the job.
-            command: runs one of SLURM's commands with variables and a time-out in seconds.
+            environ: the environment variables of the job.
+            command: runs one of SLURM's commands; gets the command, its environment variables and a time-out
+                in seconds.
             sleep: waits for some seconds.
             log: called with each line for the log of the batch step.
             names: the name of the run and the name of its jobs, by which the job is recognized.
@@ -78,7 +79,7 @@ class SlurmJob:
         self.state = requeue_policy.RUNNING
         """What SLURM has done with the job: one of the names in `requeue_policy`."""
         self.is_forgotten = False
-        """Whether SLURM has given the job's id to another job: a controller lost its state."""
+        """Whether SLURM has given the job's id to another job, because slurmctld has lost its state."""
         self._names = names
         self._command = command
 
@@ -297,8 +298,8 @@ def state_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: 
     if state.startswith("CANCELLED"):
         return requeue_policy.CANCELLED
     if state.startswith("COMPLETING") and preempted:
-        # SLURM ends the job and does not requeue it. Where it requeues preempted jobs, a person must have
-        # cancelled this job during the grace time.
+        # SLURM ends the job and does not requeue it. If the partition requeues preempted jobs, a person must
+        # have cancelled this job during the grace time.
         return requeue_policy.CANCELLED if preemption_requeues() else requeue_policy.PREEMPTED
     if state.startswith("PREEMPTED") or preempted:
         return requeue_policy.PREEMPTED

@@ -1,8 +1,8 @@
-"""Watch srun, and end it when it waits in vain: for agents that have left, or that SLURM could not start.
+"""Watch srun, and end it if it waits in vain for agents that have exited, or that SLURM could not start.
 
-After a cut link SLURM may be unable to report the ends of agents to srun. The watch also ends the srun of an
-attempt once a later attempt has begun: this srun would cancel its step by id, and the step of the later
-attempt has the same id.
+If a network link was cut, SLURM may be unable to report to srun that agents have exited. The watch also ends
+the srun of an attempt once a later attempt has begun: this srun would cancel its step by id, and the step of
+the later attempt has the same id.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from slurmddp.environments.names import KILL_WAIT_VARIABLE
 _TICK_S = 2.0
 """Seconds from one check of srun to the next."""
 _LEFT_S = 60.0
-"""Seconds that srun may take to end after all agents have left."""
+"""Seconds that srun may take to end after all agents have recorded their exit codes."""
 _SILENT_S = 1200.0
-"""The same if an agent has left no exit code: it may still write a checkpoint."""
+"""Seconds that srun may take to end if an agent without an exit code may still write a checkpoint."""
 _LAUNCH_TICKS = 300
-"""The number of checks for a failed launch: srun reports it within minutes."""
+"""The number of checks for a failed launch (ten minutes); srun reports a failed launch within minutes."""
 _KILL_WAIT_S = 30
 """SLURM's default KillWait."""
 
@@ -48,7 +48,7 @@ def watch(attempt: Attempt, environ: Mapping[str, str]) -> None:
 
 
 class SrunWatch:
-    """A watch over one srun, which ends srun if there is nothing left to wait for."""
+    """A watch over one srun process; ends this process if it has nothing to wait for."""
 
     def __init__(self, attempt: Attempt, *, kill_wait_s: float, hosts: Sequence[str]) -> None:
         """Prepare the watch.
@@ -56,7 +56,7 @@ class SrunWatch:
         Args:
             attempt: the attempt whose ranks srun runs.
             kill_wait_s: the seconds between SIGTERM and SIGKILL when SLURM ends a job (KillWait).
-            hosts: the hosts of the agents, by node.
+            hosts: the hosts of the agents, by node index.
         """
         self._attempt = attempt
         self._kill_wait_s = kill_wait_s
@@ -69,10 +69,10 @@ class SrunWatch:
         self._is_ending = True
 
     def run(self, pid: int, has_ended: Callable[[], bool]) -> None:
-        """Check srun every two seconds until it ends, and end it if there is nothing left to wait for.
+        """Check srun every two seconds until it ends, and end it if it has nothing to wait for.
 
-        That is the case if a later attempt has begun, if SLURM could not start an agent, or if srun has not
-        ended within `_limit_s()` after the agent of node 0.
+        End srun if a later attempt has begun, if SLURM could not start an agent, or if srun has not ended
+        within `_limit_s()` seconds after the agent of node 0 has exited.
 
         Args:
             pid: the process id of the subshell that runs srun.
@@ -92,7 +92,7 @@ class SrunWatch:
             waited_s += _TICK_S
             if waited_s >= self._limit_s():
                 attempt.log(
-                    f"The agents have left, and srun has not ended within {waited_s:.0f} s, so "
+                    f"The agent of node 0 has exited, but srun has not ended within {waited_s:.0f} s, so "
                     "this script ends srun."
                 )
                 return _kill(pid)
@@ -120,9 +120,9 @@ class SrunWatch:
                 os.kill(child, signal.SIGTERM)
 
     def _limit_s(self) -> float:
-        """Return how long srun may take to end after the agent of node 0 has left, in seconds."""
-        # When SLURM ends the job, this script must end soon: if SLURM restarts the job on this host before
-        # that, it drains the host.
+        """Return how long srun may take to end after the agent of node 0 has exited, in seconds."""
+        # When SLURM ends the job, this script must end soon: if SLURM restarts the job on this host while the
+        # script still runs, SLURM drains the host.
         if self._is_ending:
             return self._kill_wait_s // 3
 
@@ -133,8 +133,8 @@ class SrunWatch:
 def _kill(pid: int) -> None:
     """Kill the subshell that runs srun, then all its descendants, the deepest first.
 
-    srun has a child that waits for the death of srun and then cancels the step by id. A later attempt of the
-    job may have a step with this id by then.
+    srun has a child that waits for the death of srun and then cancels the step by id. By then this id may
+    belong to a step of a later attempt. So the child is killed before srun.
     """
     for process in [pid, *_descendants(pid)]:
         with suppress(OSError):

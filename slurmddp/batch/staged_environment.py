@@ -37,11 +37,11 @@ from slurmddp.runs.folder.owner import other_writers
 UNUSED_S = 7 * 24 * 3600
 """A job removes the copies of its node that no job has used for this many seconds: a week."""
 _MARKS = ("pyvenv.cfg", "conda-meta")
-"""A file in each virtual environment, and a folder in each conda environment."""
+"""Names that mark an environment: a file in each venv, and a folder in each conda environment."""
 _LISTED = ("conda-meta", "lib/python*/site-packages", "lib64/python*/site-packages")
 """Folders whose entries change when a package is installed, updated or removed."""
 _LIST = "slurmddp-files.json"
-"""A file in the copy, with the size of each of its files by path."""
+"""A file in the copy, with the sizes of the copy's files in bytes, by path."""
 _IN_USE_S = 5.0
 """Seconds after which a damaged copy counts as used by another job; jobs that start lock it only briefly."""
 _STOPS = (signal.SIGTERM, signal.SIGUSR2)
@@ -70,7 +70,7 @@ def start_agent(attempt: Attempt) -> None:
 
 
 def staged(python: str, folder: str, attempt: Attempt) -> str:
-    """Return the interpreter of the copy; make the copy if this node has none.
+    """Return the interpreter in this node's copy of the environment; make the copy if it is missing.
 
     Args:
         python: the interpreter of the environment, a path or a name on PATH.
@@ -154,7 +154,7 @@ def is_whole(copy: Path) -> bool:
 
 
 def _sizes(copy: Path) -> dict[str, int]:
-    """Return the size of each file by path; leave out compiled modules, because Python replaces them."""
+    """Return the sizes of files in bytes, by path, without compiled modules, which Python replaces."""
     sizes: dict[str, int] = {}
     folders = [""]
     while folders:
@@ -199,7 +199,7 @@ def key(environment: Path) -> str:
 
 
 def remove_unused(copies: Path) -> None:
-    """Remove copies that no job has used for a week, and what interrupted jobs have left.
+    """Remove copies that no job has used for a week, and incomplete copies of interrupted jobs.
 
     Args:
         copies: the folder of all copies.
@@ -275,7 +275,7 @@ def _copy(environment: Path, copy: Path) -> None:
 
 
 def _run(*command: str) -> str:
-    """Run a command and return its output; raise SlurmddpError with its last line if it fails."""
+    """Run a command and return its output; if it fails, raise SlurmddpError with its last error line."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except subprocess.CalledProcessError as error:

@@ -64,7 +64,7 @@ def detect(
     if "TORCHELASTIC_RUN_ID" in environ:
         return torchrun.rank_info(environ)
 
-    # The step comes before RANK and WORLD_SIZE: srun passes those of its shell on to all tasks.
+    # The step comes before RANK and WORLD_SIZE: srun may have passed values from its shell on to all tasks.
     if slurm.in_step(environ):
         info = slurm.rank_info(environ)
         slurm.refuse_leaked_step(environ)
@@ -165,7 +165,7 @@ def require(
     Args:
         info: the rank of this process.
         nodes: the number of nodes.
-        ranks_per_node: the number of tasks on this node, which is 1 for an agent.
+        ranks_per_node: the number of tasks on each node, which is 1 if the tasks are agents.
         gpus_per_node: the number of GPUs that this node needs at least.
     """
     launcher = "step" if info.environment == "slurm" else info.environment

@@ -35,7 +35,7 @@ def refuse_inside_step(environ: Mapping[str, str]) -> None:
     """
     tasks = integer(environ, "SLURM_STEP_NUM_TASKS")
     size = integer(environ, "OMPI_COMM_WORLD_SIZE")
-    # srun sets PMI_SIZE as well, for the PMI of its step; MPI_LOCALRANKID comes from an mpiexec alone.
+    # srun sets PMI_SIZE as well, for the PMI of its step; only mpiexec sets MPI_LOCALRANKID.
     if size is None and "MPI_LOCALRANKID" in environ:
         size = integer(environ, "PMI_SIZE")
     if tasks is not None and size is not None and tasks != size:

@@ -209,8 +209,9 @@ def _launch_id(environ: Mapping[str, str]) -> str:
 
 
 def _cpus(environ: Mapping[str, str], tasks: int) -> int | None:
-    """Return the CPUs of one task: `--cpus-per-task`, else the node's CPUs by tasks; None if not known."""
-    # SLURM sets the variable only if the job requested CPUs by --cpus-per-task.
+    """Return the number of CPUs of one task; None if it is not known."""
+    # SLURM sets this variable only if the job requested CPUs by --cpus-per-task. In other jobs the tasks of a
+    # node share its CPUs.
     per_task = integer(environ, "SLURM_CPUS_PER_TASK", least=1)
     if per_task is not None:
         return per_task

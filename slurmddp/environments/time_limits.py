@@ -17,7 +17,7 @@ from slurmddp.environments.names import (
 )
 
 RESERVE_S = 5.0
-"""Seconds between the end of the save and SIGKILL, in which ranks exit and the batch step requeues the job.
+"""Seconds to keep free between the end of the save and SIGKILL: ranks exit, the batch step requeues the job.
 
 If KillWait is short, half of it is kept free instead.
 """

@@ -1,4 +1,4 @@
-"""Find the addresses of rank 0, or name the reason why it has none."""
+"""Find the addresses at which the ranks reach rank 0, or raise an error that says why there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import MismatchError, SlurmddpError
 
 _RETRY_S = 3.0
-"""Seconds for which a name server that answers `try again` is asked again."""
+"""Seconds for which a look-up is repeated if the name servers report a temporary failure (EAI_AGAIN)."""
 
 
 class Address(NamedTuple):
@@ -64,7 +64,7 @@ def find_rank_zero(info: RankInfo) -> list[Address]:
     raise MismatchError(
         f"The ranks are on {info.nodes} nodes, but on {socket.gethostname()} the name of rank 0's node, "
         f"{name!r}, is {addresses[0].text}: on every node this address means the node itself.",
-        hint="Set SLURMDDP_MASTER_ADDR to an address of that node that the others reach (in the cluster "
+        hint="Set SLURMDDP_MASTER_ADDR to an address of that node that other nodes can reach (in the cluster "
         "file's setup lines: `export SLURMDDP_MASTER_ADDR=$(hostname -I | cut -d' ' -f1)`), or correct "
         "/etc/hosts.",
     )
@@ -100,7 +100,7 @@ def resolve(name: str) -> list[Address]:
     if not usable:
         raise MismatchError(
             f"The name of rank 0's node, {name!r}, is {', '.join(address.text for address in addresses)}, "
-            f"and the kernel of {socket.gethostname()} has no sockets of that kind.",
+            f"but the kernel of {socket.gethostname()} does not support this kind of address.",
             hint="Set SLURMDDP_MASTER_ADDR to an address of that node that all nodes can use.",
         )
     return sorted(usable, key=lambda address: address.family != socket.AF_INET)

@@ -15,9 +15,9 @@ _ROOT = Path("/")
 _UNLIMITED = 1 << 60
 """Smallest number of bytes that means no limit: version 1 writes a number of about this size."""
 _SHARE = 0.5
-"""Share of the free memory that copies may take: the activations of the first step follow."""
+"""Fraction of the free memory that copies may take: the first step still has to allocate its activations."""
 _MEMORY_LIMITS = {1: ("memory.limit_in_bytes",), 2: ("memory.max", "memory.high")}
-"""Files with limits. Above memory.high the kernel does not kill a process, but slows it down to a crawl."""
+"""Files with limits. Above memory.high the kernel does not kill processes, but makes them extremely slow."""
 _MEMORY_USE = {
     1: ("memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.current", "inactive_file"),
@@ -203,7 +203,7 @@ def oom_counters(root: Path = _ROOT) -> list[OomCounter]:
 
 
 class OomWatch:
-    """A count of the out-of-memory kills since `begin`; only it tells such a kill from `kill -9`.
+    """Counts out-of-memory kills since `begin`: a rank that the kernel killed looks like one after `kill -9`.
 
     Ranks are in the control group of their agent, so the agent reads the count of its own group. Without a
     group it reads the count of the whole host.
@@ -224,7 +224,7 @@ class OomWatch:
     def verdict(self) -> str | None:
         """Return a phrase about the kills since `begin`, such as "at the limit of 4 GiB".
 
-        Empty if there was none; None if the kernel does not count them.
+        The phrase is empty if there was no such kill, and None if the kernel does not count them.
         """
         if self._counter is None or self._before is None:
             return None
@@ -237,4 +237,4 @@ class OomWatch:
         limit = self._counter.limit_bytes()
         if limit:
             return f"at the limit of {limit / 2**30:.3g} GiB"
-        return "when this host was short of it"
+        return "when this host was short of memory"

@@ -153,7 +153,7 @@ def shortage(info: RankInfo, cpus: Cpus, together: bool) -> str | None:
     Args:
         info: this rank.
         cpus: the CPUs of this process.
-        together: whether all ranks of the node share these CPUs, as under an agent.
+        together: whether `cpus` are for all ranks of the node together, as in an agent.
     """
     if info.cpus is None or info.emulated:
         return None
@@ -168,7 +168,7 @@ def shortage(info: RankInfo, cpus: Cpus, together: bool) -> str | None:
 
     if cpus.on_machine == cpus.usable:
         limit = "this machine has"
-        advice = "the configuration of its partition claims more processors than it has"
+        advice = "the configuration of its partition in SLURM claims more CPUs than the machine has"
     elif cpus.usable == len(cpus.allowed):
         limit = "the processes are bound to"
         advice = "`srun` needs the job's `--cpus-per-task` too"

@@ -10,7 +10,7 @@ from pathlib import Path
 def link(path: Path, link: Path) -> None:
     """Create `link` as a hard link to the file `path`, or as a copy where hard links are not possible.
 
-    This is so on file systems without hard links, and if `link` is on another file system.
+    Hard links are not possible on some file systems, nor if `link` is on another file system.
     """
     try:
         os.link(path, link, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""The page of memory in which a rank shows its heartbeat, without a lock, a system call or a wait.
+"""The page of memory into which a rank writes its heartbeat, without a lock, a system call or a wait.
 
 The agent creates a page (a memfd) for each rank, which inherits its descriptor. A page outlives its rank, and
 the next rank in its place gets the same page. All processes of a host share the clock, CLOCK_MONOTONIC.
@@ -23,10 +23,14 @@ from slurmddp.environments.names import HEARTBEAT_VARIABLE
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_STOPPED
 
 PHASES = ("starting", "meeting", "loading", "first_step", "data", "step", "evaluating", "saving", "ending")
-"""The phases of a rank: after the fork; the rendezvous; model, data and checkpoint; then the training."""
+"""The phases of a rank, in order.
+
+A rank is `starting` after its fork, `meeting` in the rendezvous, `loading` while it builds the model and data
+and loads the checkpoint. The later phases belong to the training.
+"""
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
-"""Asks a process for its stacks. No other use of it is known; only processes that catch it get it."""
+"""Asks a process for its Python stacks; sent only to processes that catch it. Other uses are not known."""
 _NAME = "slurmddp-heartbeat"
 _PAGE_BYTES = 4096
 _PHASE, _STEP, _RESUMED, _STEPS, _WATCHED, _FINISHED, _EXIT_CODE = range(7)
@@ -35,7 +39,7 @@ _HAS_ERROR = 12
 _IS_LOST_RANK = 13
 _TEXT = slice(1024, 2560)
 _HINT = slice(2560, 4096)
-"""Places in the page of the error that ends the rank, and of its hint; both are padded with zeros."""
+"""Offsets in the page, for the text and the hint of the error that ends the rank; zeros fill the rest."""
 _INDEX = {phase: index for index, phase in enumerate(PHASES)}
 
 
@@ -45,7 +49,7 @@ class RankHeartbeat:
 
     phase: str
     since: float
-    """When the phase began, or when the rank last showed a heartbeat in it."""
+    """Monotonic time, in seconds, of the beginning of the phase or of the last heartbeat in it."""
     step: int
     """The last step that this rank has completed; -1 before the first step."""
     resumed: int
@@ -53,19 +57,19 @@ class RankHeartbeat:
     steps: int
     """Steps completed by this process."""
     stepped: float
-    """When the last step was completed; 0.0 before the first step."""
+    """Monotonic time, in seconds, at which the last step was completed; 0.0 before the first step."""
     step_s: float
     """Seconds of all completed steps together, including waits for data."""
     wait_s: float
     """Seconds of all waits for data together."""
     watched: bool = False
-    """Whether the code that the rank is running shows heartbeats."""
+    """Whether the code that the rank is running writes heartbeats."""
     forward_s: float = 0.0
     """Seconds of all forward passes together; on a GPU estimated from a sample of the passes."""
     finished: bool = False
     """Whether a training that answers requests to stop has reached its end."""
     exit_code: int = 0
-    """The exit code that the rank means when its interpreter exits with 0 or 1; 0 if it means that code."""
+    """The exit code that replaces the 0 or 1 of the rank's interpreter; 0 if nothing replaces it."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class ReportedError:
     hint: str
     """The advice to the person; empty if only the author of the program can give advice."""
     is_lost_rank: bool = False
-    """Whether the rank only lost another rank."""
+    """Whether the rank failed only because it lost another rank."""
 
 
 class HeartbeatPage:
@@ -114,7 +118,7 @@ class HeartbeatPage:
         self.enter("starting")
 
     def enter(self, phase: str) -> float:
-        """Write a heartbeat in `phase` to the page, or that the phase begins; return the monotonic time.
+        """Write to the page that `phase` begins or goes on; return the monotonic time in seconds.
 
         Args:
             phase: one of PHASES.
@@ -159,9 +163,10 @@ class HeartbeatPage:
         self._counts[_EXIT_CODE] = code
 
     def explained(self, code: int) -> int:
-        """Return the exit code in `explain_exit` if the rank's interpreter replaced it by `code`.
+        """Return the exit code that the rank gave to `explain_exit`, if its interpreter exited with `code`.
 
-        In other cases, return `code`.
+        Return `code` if the rank gave none, or if `code` is not what the interpreter makes of the rank's
+        code.
         """
         meant = self.read().exit_code
         replaced = EXIT_FINISHED if meant == EXIT_STOPPED else EXIT_FAILED

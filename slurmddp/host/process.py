@@ -70,7 +70,8 @@ def _signals_of(pid: int, field: str) -> frozenset[int]:
 
 def start_time(pid: int) -> str | None:
     """Return the boot id and the clock tick of a process's start, as text; None if they can't be read."""
-    # Not the time of day, which changes when the clock is set. A tick alone could repeat after the next boot.
+    # The result is not a time of day, which changes when the clock is set. A tick alone could repeat after
+    # the next boot.
     fields = stat(pid)
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

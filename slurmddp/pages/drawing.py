@@ -27,7 +27,7 @@ COLOURS = {
     "line": "#e3e5ea",
     "card": "#fefefe",
 }
-"""Colours on white. On a page, each is replaced by the CSS variable of its name."""
+"""Colours for a white background. On a page, the CSS variable with the same name replaces each colour."""
 LINES = ("#c2570c", "#2f6fde", "#2a9d6f", "#a855c7", "#c9a227", "#d6457b", "#4fa3b8")
 """Colours of lines that readers can distinguish on a white page and on a dark page."""
 

@@ -13,11 +13,11 @@ class Cell:
 
     text: str
     tone: str = ""
-    """CSS class for its colour; empty: the colour of the table."""
+    """CSS class for the colour of the cell; empty: the colour of the table."""
     link: str = ""
-    """Address to which the text links; empty: none."""
+    """Address to which `text` links; empty: none."""
     mark: str = ""
-    """Text to show after it, as a badge."""
+    """Text that is shown as a badge after `text`; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Column:
 
     label: str
     values: Sequence[Any]
-    """Plain values or cells."""
+    """The value of each row: a plain value or a `Cell`."""
     show: Callable[[Any], str] = str
-    """Formats a plain value."""
+    """Returns the text of a plain value."""
     kind: Literal["text", "number", "prose"] = "text"
-    """Numbers are aligned right; prose gets the width that other columns leave."""
+    """Numbers are aligned right; prose gets the width that the other columns don't need."""
 
     @property
     def cells(self) -> list[Cell]:

@@ -61,8 +61,8 @@ def test_srun_that_ends_with_0_without_the_code_of_every_agent_is_not_the_end(
     assert run.start(SAVE + leaves("node-0.log", "node-1.log") + leave(codes, 0)) == 1
     assert run.end == ("failed", "requeue")
     assert run.asked() == ["requeue 41"]
-    assert "The agent of node 1 (n2) left no exit code." in run.log()
-    assert ("The agent of node 0 (n1) left no exit code." in run.log()) == (not codes)
+    assert "The agent on n2 (node 1) recorded no exit code." in run.log()
+    assert ("The agent on n1 (node 0) recorded no exit code." in run.log()) == (not codes)
 
 
 def test_srun_that_ends_with_0_when_slurm_has_lost_a_node_is_no_failure(run: Run) -> None:
@@ -87,8 +87,8 @@ def test_an_agent_that_vanished_is_named_instead_of_the_rank_that_lost_it(run: R
     run.start(peer_lost("Connection closed by peer [10.0.0.2]"))
     failure = read_failure(run.folder, 0)
     assert failure is not None
-    assert failure.sentence == "the agent on n2 left no exit code: it was killed, or its host is gone"
-    assert "The agent of node 1 (n2) left no exit code." in run.log()
+    assert failure.sentence == "the agent on n2 recorded no exit code: it was killed, or its host failed"
+    assert "The agent on n2 (node 1) recorded no exit code." in run.log()
     (run.log_dir / "exit-node-1").write_text("1\n")  # seen late
     late = read_failure(run.folder, 0)
     assert late is not None and late.rank == 0

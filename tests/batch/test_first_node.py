@@ -70,7 +70,7 @@ def test_a_spare_that_was_lost_while_it_waited_was_not_needed(run: Run) -> None:
     of_three(run, "ALLOCATED", "ALLOCATED", "DOWN*")
     assert run.start(leave({0: 0, 1: 0}, 137)) == 0
     assert run.end == ("finished", "none")
-    assert noted(run) == [("n3", "SLURM calls it DOWN*")]
+    assert noted(run) == [("n3", "SLURM shows its state as DOWN*")]
 
 
 def test_a_node_that_was_left_idle_has_not_failed(run: Run) -> None:
@@ -148,7 +148,7 @@ def test_a_job_that_lost_its_first_node_is_requeued_by_another_agent(run: Run, r
     assert run.folder.attempts() == [0]
     found = read_failure(run.folder, 0)
     assert found is not None
-    assert found.sentence == "the agent on n1 left no exit code: it was killed, or its host is gone"
+    assert found.sentence == "the agent on n1 recorded no exit code: it was killed, or its host failed"
 
 
 def test_where_the_site_refuses_that_another_agent_resubmits_the_job(run: Run, refusing: int) -> None:

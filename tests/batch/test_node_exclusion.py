@@ -55,7 +55,7 @@ def refuse_all() -> CommandResult:
 def note(run: Run, name: str, *, age_s: int, lasts_s: int = DAY_S) -> None:
     """Let a node have failed under the run some time ago."""
     at = time.time() - age_s
-    exclude(run.folder, name, "SLURM calls it DOWN", hours=lasts_s // 3600, now=at)
+    exclude(run.folder, name, "SLURM shows its state as DOWN", hours=lasts_s // 3600, now=at)
 
 
 def asked_to_spare(run: Run) -> list[str]:
@@ -76,11 +76,11 @@ def test_a_node_that_is_down_is_noted_and_kept_out_of_the_next_attempt(tmp_path:
     run.start(STOP)
     (entry,) = run.excluded()
     assert list(entry) == ["time", "node", "reason", "found_by", "expires"]
-    assert (entry["node"], entry["reason"]) == ("n2", "SLURM calls it DOWN+NOT_RESPONDING")
+    assert (entry["node"], entry["reason"]) == ("n2", "SLURM shows its state as DOWN+NOT_RESPONDING")
     assert entry["time"] >= before
     assert entry["expires"] == entry["time"] + 7200
     assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList=n2"]
-    assert "Node n2 has failed: SLURM calls it DOWN+NOT_RESPONDING." in run.log()
+    assert "Node n2 has failed: SLURM shows its state as DOWN+NOT_RESPONDING." in run.log()
     assert "The next attempt runs on other nodes than n2." in run.log()
 
 
@@ -108,7 +108,9 @@ def test_a_node_that_srun_lost_is_noted_though_it_is_back(run: Run) -> None:
     failing(run, node("n1"), node("n2", "IDLE"))
     srun = do(lambda run: (run.log_dir / "batch.log").write_text("srun: error: Node failure on n[2-3]\n"))
     run.start(srun + LOST)
-    assert [(entry["node"], entry["reason"]) for entry in run.excluded()] == [("n2", "SLURM gave it up")]
+    assert [(entry["node"], entry["reason"]) for entry in run.excluded()] == [
+        ("n2", "srun reported its failure")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_a_node_whose_agent_is_gone_has_failed_if_it_was_started_again(
 ) -> None:
     failing(run, node("n1"), node("n2", began=began))
     run.start(step)
-    assert [entry["reason"] for entry in run.excluded()] == ["its slurmd was started again"] * failed
+    assert [entry["reason"] for entry in run.excluded()] == ["its slurmd has restarted since"] * failed
 
 
 def test_a_node_that_the_preflight_found_unhealthy_is_kept_out_of_the_next_attempt(run: Run) -> None:
@@ -286,7 +288,7 @@ def test_other_runs_avoid_a_node_that_was_only_lost_for_an_hour(
 ) -> None:
     """Its link may have been cut for a minute, and SLURM calls it idle again."""
     now = time.time()
-    exclude(run.folder, "n2", "preflight: SLURM gave it up", hours=24, found_by=found_by)
+    exclude(run.folder, "n2", "preflight: srun reported its failure", hours=24, found_by=found_by)
     share(run.folder, "alpha", since=now - 1)
     (note,) = shared_nodes()
     assert note["expires"] - now == pytest.approx(hours * 3600, abs=60)
@@ -332,7 +334,7 @@ def again(run: Run, **environ: str) -> int:
 def test_an_attempt_that_is_given_its_failed_node_again_leaves_it_to_others(run: Run) -> None:
     assert again(vanished(run)) == 0
     assert [(entry["node"], entry["reason"]) for entry in run.excluded()] == [
-        ("n1", "its slurmd was started again")
+        ("n1", "its slurmd has restarted since")
     ]
     assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList=n1"]
     assert run.folder.attempts() == [0]

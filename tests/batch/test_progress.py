@@ -76,7 +76,7 @@ def test_two_attempts_that_are_stopped_at_the_same_step_are_enough(run: Run) -> 
     run.slurm.job = PREEMPTED
     assert [run.start(TRAIN + exits(143)) for _ in range(2)] == [143, 79]
     assert run.ends == [("stopped", "requeue"), ("no_progress", "none")]
-    assert "Two attempts were stopped at step 0" in run.log(1)
+    assert "Two attempts started from step 0 and were stopped" in run.log(1)
     assert f"slurmddp resume {run.folder.name}" in run.log(1)
 
 

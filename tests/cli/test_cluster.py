@@ -83,12 +83,12 @@ def test_check_of_all_files_names_key_value_site_and_remedy(site, project, capsy
 
 def test_check_names_the_nodes_that_new_runs_avoid_and_how_to_end_that(site, project, tmp_path, capsys):
     first = RunFolder(tmp_path)
-    exclude(first, "n7", "SLURM gave it up", hours=1)
+    exclude(first, "n7", "srun reported its failure", hours=1)
     share(first, "alpha", since=0)
     assert main(["cluster", "check", "small"]) == 0
     out = capsys.readouterr().out
     assert f"delete its line in {shared_file()}:\n  n7 until " in out
-    assert f": SLURM gave it up (run {first.name})\n" in out
+    assert f": srun reported its failure (run {first.name})\n" in out
     shared_file().unlink()
     assert main(["cluster", "check", "small"]) == 0
     assert capsys.readouterr().out == "small: fits this site\n"

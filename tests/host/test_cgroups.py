@@ -220,7 +220,7 @@ def test_without_groups_the_whole_host_is_counted(tmp_path: Path) -> None:
     (root / "proc/self/cgroup").unlink()
     watch = OomWatch(oom_counters(root))
     (root / "proc/vmstat").write_text("oom_kill 101\n")
-    assert watch.verdict() == "when this host was short of it"
+    assert watch.verdict() == "when this host was short of memory"
     (root / "proc/vmstat").write_text("nothing\n")
     assert OomWatch(oom_counters(root)).verdict() is None
 

@@ -142,7 +142,7 @@ def test_a_killed_agent_takes_its_ranks_along_is_named_and_the_job_is_tried_agai
     (end,) = run.events("ended")
     assert (end["outcome"], end["next"], end["lost"]) == ("failed", "requeue", {"1": host})
     logs = run.folder / "logs" / "attempt-0"
-    assert f"The agent of node 1 ({host}) left no exit code." in (logs / "batch.log").read_text()
+    assert f"The agent on {host} (node 1) recorded no exit code." in (logs / "batch.log").read_text()
     failure = read_failure(RunFolder(run.folder), 0)
     assert failure is not None
     assert f"node 1 ({host}) was lost" in failure.sentence

@@ -32,7 +32,7 @@ DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE
 """Exit codes with which a rank refuses another attempt, or its node; the agents pass them on."""
 LAST_LINES = 30
 """How many lines of a log are kept with a failure."""
-_NO_EXIT_CODE = "left no exit code: it was killed, or its host is gone"
+_NO_EXIT_CODE = "recorded no exit code: it was killed, or its host failed"
 _EARLIER_OPENINGS: Mapping[str, FailureKind] = {
     "lost node or link": "lost_contact",
     "lost node to the preflight": "unfit_node",

@@ -151,7 +151,7 @@ def _read(path: Path) -> Failure | None:
 
 
 def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> dict[int, str]:
-    """Return the hosts, by node number, of agents that the `ended` event calls lost and left no exit code."""
+    """Return the hosts, by node number, of agents without exit code that the `ended` event names as lost."""
     lost: dict[str, str] = {}
     with suppress(SlurmddpError, OSError):
         for event in folder.events():

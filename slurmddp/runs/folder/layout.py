@@ -152,7 +152,7 @@ class RunFolder:
         return int(text) if text.isdecimal() else None
 
     def silent_nodes(self, attempt: int, nodes: int) -> list[int]:
-        """Return the numbers of the nodes, below `nodes`, whose agents left no exit code."""
+        """Return the numbers of the nodes, below `nodes`, whose agents recorded no exit code."""
         names = names_in(self.log_dir(attempt))
         return [node for node in range(nodes) if self.exit_file(attempt, node).name not in names]
 

@@ -382,7 +382,7 @@ def test_an_agent_that_was_killed_had_begun_whatever_its_log_says(tmp_path: Path
     folder.add_event("ended", attempt=0, lost={0: "n1"})
     found = read_failure(folder, 0)
     assert found is not None
-    assert found.sentence == "the agent on n1 left no exit code: it was killed, or its host is gone"
+    assert found.sentence == "the agent on n1 recorded no exit code: it was killed, or its host failed"
 
 
 def test_a_module_of_the_project_does_not_stand_in_for_one_of_python(tmp_path: Path) -> None:

@@ -182,7 +182,12 @@ def test_an_unknown_submitter_is_refused_with_the_near_names() -> None:
 
 
 def fail(job: Job, node: str, *, lasts_s: float = 3600) -> None:
-    entry = {"time": 1, "node": node, "reason": "SLURM calls it DOWN", "expires": time.time() + lasts_s}
+    entry = {
+        "time": 1,
+        "node": node,
+        "reason": "SLURM shows its state as DOWN",
+        "expires": time.time() + lasts_s,
+    }
     append_line(RunFolder(job.run_dir).excluded_file, entry)
 
 
@@ -212,7 +217,7 @@ def test_nodes_that_failed_under_another_run_of_the_cluster_are_excluded(
 ) -> None:
     job, other = prepared(tmp_path / "one"), prepared(tmp_path / "two")
     for cluster, node in (("alpha", "n1"), ("beta", "n2")):
-        exclude(RunFolder(other.run_dir), node, "SLURM calls it DOWN", hours=1)
+        exclude(RunFolder(other.run_dir), node, "SLURM shows its state as DOWN", hours=1)
         share(RunFolder(other.run_dir), cluster, since=0)
         RunFolder(other.run_dir).excluded_file.unlink()
     build(name, slurm).submit(job)

@@ -120,7 +120,7 @@ def test_an_agent_that_left_no_word_ran_out_of_memory_if_slurm_says_so(
     failure = read_failure(folder, 0)
     assert failure is not None
     if "ended with code" in reason:
-        assert failure.sentence == "the agent on n1 left no exit code: it was killed, or its host is gone"
+        assert failure.sentence == "the agent on n1 recorded no exit code: it was killed, or its host failed"
         return
     assert failure.sentence == "the agent on n1 was killed by SIGKILL: out of memory: SLURM reports it"
     assert "mem_gb=" in failure.advice

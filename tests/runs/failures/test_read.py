@@ -120,4 +120,4 @@ def test_agents_that_were_killed_leave_no_word(folder: RunFolder, line: str) -> 
     folder.begun_file(0, 1).touch()
     failure = read_failure(folder, 0)
     assert failure is not None
-    assert failure.sentence == "the agent on n1, n2 left no exit code: it was killed, or its host is gone"
+    assert failure.sentence == "the agent on n1, n2 recorded no exit code: it was killed, or its host failed"
