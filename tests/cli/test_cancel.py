@@ -116,7 +116,7 @@ def test_a_cancelled_local_run_that_does_not_leave_is_killed_by_a_second_cancel(
         capsys.readouterr()
         assert main(["status", "gpt"]) == 0
         said = capsys.readouterr().out
-        assert f"process {process.pid} is to save and leave" in said and "once more kills it" in said
+        assert f"process {process.pid} saves and ends" in said and "once more kills it" in said
         assert main(["cancel", "gpt"]) == 0
         assert process.wait(120) == -signal.SIGINT
         assert "ends at once" in capsys.readouterr().out

@@ -151,5 +151,5 @@ def test_a_slow_slurm_is_not_told_among_the_lines(make_run, programs, monkeypatc
     monkeypatch.setattr(command, "_ANNOUNCED_AFTER_S", 0.0)
     assert main(["logs", "-f", "gpt", "-n", "1"]) == 0
     out, err = capsys.readouterr()
-    assert "-- lost: SLURM calls job 7 completed" in out
+    assert "-- lost: SLURM shows job 7 as completed" in out
     assert err == ""

@@ -48,5 +48,5 @@ def test_a_node_that_is_not_fit_is_replaced_or_left_out(
     (restarted,) = events(run, "restarted")
     assert (restarted["node"], restarted["rank"], restarted.get("spare")) == (1, None, spare)
     assert [(end["attempt"], end["outcome"]) for end in events(run, "ended")] == [(0, "finished")]
-    assert "node 1 (localhost) was lost to the preflight: /proc (TMPDIR) can't be written to" in said
+    assert "node 1 (localhost) failed the preflight: /proc (TMPDIR) can't be written to" in said
     assert [line["step"] for line in read_lines(run.metrics_file)][-1] == 4

@@ -133,7 +133,9 @@ def test_a_slow_rank_is_told_and_a_stall_after_which_nothing_begins_again_is_the
     found = capture.read(folder, 0)
     assert found is not None
     assert found.rank == 1
-    assert found.reason.startswith("stalled: in a collective that not all have joined, at rank_program.py")
+    assert found.reason.startswith(
+        "stalled: in a collective that not all ranks have joined, at rank_program.py"
+    )
     assert any("in barrier" in line for line in found.last_lines)
     assert not events(folder, "restarted")
     slow = [event["text"] for event in events(folder, "straggler") if event["rank"] == 1]

@@ -203,7 +203,10 @@ def test_agents_notice_a_cut_link_before_slurm_does_and_the_job_goes_on_elsewher
     run.wait("checkpoint", lambda: run.events("saved"))
     cut = nodes_of(run, 0)[1]
     lose(faulty, cut)
-    run.wait("notice of the loss", lambda: "lost each other: no heartbeat" in log_of(run, "node-0.log"))
+    run.wait(
+        "notice of the loss",
+        lambda: "lost contact with each other: no heartbeat" in log_of(run, "node-0.log"),
+    )
     run.wait("checkpoint of the second attempt", lambda: of_attempt(run.events("saved"), 1))
     assert cut not in nodes_of(run, 1)
     assert cut in {entry["node"] for entry in run.records("excluded.jsonl")}

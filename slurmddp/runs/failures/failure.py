@@ -1,4 +1,4 @@
-"""The failure of a process of a run: rank, host, end, last lines, and the sentences that say so."""
+"""The failure of a process of a run: rank, host, end, last lines, and the sentences that describe it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from slurmddp.host.heartbeat_page import ReportedError
 
 DELIBERATE_CODES = frozenset({EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE})
-"""Exit codes with which a rank refuses another attempt, or its node; the agents pass them on."""
+"""Exit codes by which a rank demands that the run ends or leaves the node; agents exit with the same code."""
 LAST_LINES = 30
 """How many lines of a log are kept with a failure."""
 _NO_EXIT_CODE = "recorded no exit code: it was killed, or its host failed"
@@ -38,8 +38,9 @@ _EARLIER_OPENINGS: Mapping[str, FailureKind] = {
     "lost node to the preflight": "unfit_node",
     "lost node to the ranks": "unable_node",
     "lost node": "lost_node",
+    "stalled: in a collective that not all have joined": "stalled_together",
 }
-"""The first words of the reasons of lost nodes in records without a kind; the longer ones come first."""
+"""The first words of reasons in records without a kind, now worded differently; longer ones come first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +59,9 @@ class Failure:
     time: float = 0.0
     last_lines: tuple[str, ...] = ()
     kind: FailureKind = "other"
-    """Why, by a plain name; other: an error of the program, or unknown."""
+    """The kind of the cause; other: an error of the program, or an unknown cause."""
     reason: str = ""
-    """Why, as one phrase; empty if unknown."""
+    """The cause as one phrase; empty if unknown."""
     remedy: str = ""
     """The advice that the process itself printed; empty if it printed none."""
     restart_count: int = 0
@@ -70,7 +71,7 @@ class Failure:
 
     @property
     def explained(self) -> Failure:
-        """The failure with its reason; here the object itself (see `UnexplainedFailure`)."""
+        """The failure with its reason: this object; `UnexplainedFailure` reads the log first."""
         return self
 
     @property
@@ -152,9 +153,9 @@ class UnexplainedFailure(Failure):
     lines: Callable[[], Sequence[str]]
     """Returns the last lines of the process (see `last_lines`)."""
     oom: str | None = None
-    """How the kernel killed for memory, as `OomWatch.verdict` says."""
+    """The result of `OomWatch.verdict`: whether the kernel killed a process because memory ran out."""
     reported: ReportedError | None = None
-    """The error by which the process said that it ends; None if it said nothing."""
+    """The error that the process reported to its agent before it ended; None if it reported none."""
 
     @cached_property
     def explained(self) -> Failure:
@@ -188,12 +189,12 @@ class UnexplainedFailure(Failure):
 
 
 def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
-    """Return the failure of a node that is gone.
+    """Return the failure of a node whose agent no longer answers.
 
     Args:
         agent: the number of the node.
         hosts: the hosts of all nodes.
-        why: what another node has noticed.
+        why: what another node has noticed, such as `connection closed`.
     """
     return Failure(
         rank=None,
@@ -208,7 +209,7 @@ def lost_node(agent: int, hosts: Sequence[str], why: str) -> Failure:
 
 
 def lost_agent(agent: int, hosts: Sequence[str], why: str, together: int, *, observer: int) -> Failure:
-    """Return the failure if the link between two agents has ended.
+    """Return the failure of the node at fault after the link between two agents has ended.
 
     An agent can't find out which end of a silent connection has failed. If all its links fell silent at the
     same time, its own network is the likely cause, and the failure names its own node.
@@ -217,8 +218,7 @@ def lost_agent(agent: int, hosts: Sequence[str], why: str, together: int, *, obs
         agent: the number of the agent at the other end of the link.
         hosts: the hosts of all agents.
         why: how the link ended.
-        together: the number of links that fell silent together if these are all links of the observer; else
-            0.
+        together: the number of the observer's links, if all of them fell silent at the same time; else 0.
         observer: the number of the agent that reports this.
     """
     if together > 1:
@@ -274,7 +274,7 @@ def from_facts(facts: Mapping[str, Any]) -> Failure:
 
 
 def _with_earlier_kind(failure: Failure) -> Failure:
-    """Return a failure of an earlier version's record with its kind, which is recognised by the reason."""
+    """Return a failure with its kind, found by its reason: records of earlier versions hold no kind."""
     has_end = failure.exit_code is not None or failure.signal is not None
 
     for opening, kind in _EARLIER_OPENINGS.items():
@@ -284,7 +284,7 @@ def _with_earlier_kind(failure: Failure) -> Failure:
 
     kinds = [kind for kind, phrase in PHRASES.items() if failure.reason.startswith(phrase)]
     kind = max(kinds, key=lambda kind: len(PHRASES[kind]), default="other")
-    # A stalled rank has no exit code, so with an exit code the similar reason means something else.
+    # A stalled rank has no exit code, so a process with an exit code has another cause, worded alike.
     if has_end and kind in STALLS:
         return failure
     return replace(failure, kind=kind)
@@ -293,8 +293,8 @@ def _with_earlier_kind(failure: Failure) -> Failure:
 def is_consequence(failure: Failure) -> bool:
     """Return whether a failure may be only the consequence of another one.
 
-    This is so for a rank that lost another rank, that ended before the others, or that stalled in a
-    collective.
+    A rank that lost another rank, that ended before the others, or that stalled in a collective may have
+    failed because of another rank.
     """
     if failure.exit_code == EXIT_FINISHED or failure.kind == "stalled_together":
         return True
@@ -346,7 +346,7 @@ def node_code(failure: Failure) -> int:
 
 
 def describe(failure: Failure) -> str:
-    """Return a sentence that names rank, host and cause, followed by the advice if there is any."""
+    """Return a sentence with rank, host and cause of a failure, followed by the advice if there is any."""
     sentence = failure.sentence
     # Three points mark a reason that was cut off.
     if not sentence.endswith("..."):

@@ -125,7 +125,7 @@ def why_stopped(attempt: RecordedAttempt) -> str:
 def how_ended(attempt: RecordedAttempt) -> str:
     """Return a phrase about the end of an attempt, such as `time limit, last save at step 200`."""
     if attempt.is_open:
-        outcome = why_stopped(attempt) or "SLURM took it off its nodes"
+        outcome = why_stopped(attempt) or "SLURM removed it from its nodes"
     elif attempt.outcome == "stopped":
         outcome = why_stopped(attempt) or "stopped"
     else:

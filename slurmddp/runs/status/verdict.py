@@ -21,7 +21,7 @@ _RESUME = "Resume it with `slurmddp resume {run}`."
 _LOGS = "See `slurmddp logs {run}`."
 _LOGS_OR_RESUME = _LOGS + " " + _RESUME
 _WAITS_TO_STOP = (
-    "It ends as soon as it starts; `slurmddp stop {run}` once more takes its job out of the queue."
+    "The run ends as soon as its job starts; `slurmddp stop {run}` once more takes its job out of the queue."
 )
 _FIX = _LOGS + " After the fix: `slurmddp resume {run}`."
 _NAME_FILES = (
@@ -29,15 +29,17 @@ _NAME_FILES = (
     "program saves, or raise policy.max_requeues_without_progress."
 )
 _MORE_TIME = (
-    "The start of its program and the work until the next save need more time: `slurmddp resume {run} "
-    "time_limit=...`. If it has saved files, `program.checkpoints` does not name them."
+    "Allow more time for the start of its program and the work until the next save: `slurmddp resume {run} "
+    "time_limit=...`. If the program has saved files, `program.checkpoints` does not name them."
 )
 _FROM_THE_BEGINNING = (
-    _LOGS + " A program that started from its beginning each time has to load its newest checkpoint. Then: "
+    _LOGS + " If the program started from its beginning each time, let it load its newest checkpoint. Then: "
 )
 _WITH_FILES = "`slurmddp resume {run} program.checkpoints=PATH`, where PATH names the files that it saves."
 _CORRECT = (
-    _LOGS + " Type its command again with the right value; sizes and times go to `slurmddp resume {run}` too."
+    _LOGS
+    + " Type the command again with the right value; `slurmddp resume {run} KEY=VALUE` changes sizes and "
+    "times, too."
 )
 ALL_STEPS = "all steps are done"
 _ENDS = {
@@ -48,7 +50,7 @@ _ENDS = {
     "cancelled": ("cancelled", "a person cancelled it", _RESUME),
 }
 _CLAUSES_OF_STOPS = {"time limit": "its time limit came, ", "preempted": "it was preempted, "}
-"""The reasons of a stop that no person asked for, as clauses."""
+"""The clause with which a sentence begins, by the reason of a stop that no person asked for."""
 
 _UNANSWERED = (
     "unknown",
@@ -116,7 +118,7 @@ def decide(
     elif local:
         verdict = _local(history, alive)
     elif trouble:
-        detail = f"SLURM does not answer ({trouble}); by its folder it is "
+        detail = f"SLURM does not answer ({trouble}); by the run folder it is "
         verdict = RunVerdict("unknown", detail + _folder_only(history).state, active=True)
     elif not asked:
         verdict = _folder_only(history)
@@ -137,7 +139,7 @@ def decide(
 
 
 def _is_starting(history: History, job: JobState | None) -> bool:
-    """Return whether the ranks of an open attempt have neither begun a step nor been told to stop."""
+    """Return whether the ranks of an open attempt have neither begun a step nor been asked to stop."""
     newest = history.newest
     if job is not None and job.state == "COMPLETING":
         return False
@@ -168,8 +170,9 @@ def _end(attempt: RecordedAttempt, cancelled: bool, names_files: bool) -> RunVer
         return RunVerdict("stopped", f"{clause}it stopped{where} and nothing will start it again", _RESUME)
 
     if outcome == "no_progress" and attempt.without_progress:
-        where = f"at time limit {attempt.without_progress} in a row that left no newer checkpoint"
-        return RunVerdict("failed", f"it was stopped {where}", _MORE_TIME if names_files else _NAME_FILES)
+        limits = counted(attempt.without_progress, "time limit")
+        detail = f"it reached {limits} in a row without saving a newer checkpoint"
+        return RunVerdict("failed", detail, _MORE_TIME if names_files else _NAME_FILES)
 
     if outcome == "failed" and attempt.reached and attempt.first_step is None and not attempt.progressed:
         restarts = counted(len(attempt.reached), "restart")
@@ -191,28 +194,31 @@ def _cancelled(history: History, job: JobState | None, trouble: str, *, alive: b
         return RunVerdict(*_ENDS["finished"])
 
     if alive is None and newest is not None and newest.is_open:
-        detail = f"a person cancelled it; whether process {newest.pid} on {newest.host} is gone can't be seen"
+        process = f"process {newest.pid} on {newest.host}"
+        detail = f"a person cancelled it; from this machine it can't be seen whether {process} has ended"
         return RunVerdict("cancelled", detail, _RESUME)
     if alive and newest is not None:
-        detail = f"a person cancelled it; process {newest.pid} is to save and leave"
+        detail = f"a person cancelled it; process {newest.pid} saves and ends"
         return RunVerdict("cancelled", detail, "`slurmddp cancel {run}` once more kills it.", active=True)
 
     if trouble:
-        detail = f"a person cancelled it, but whether job {history.job_id} is gone can't be seen: {trouble}"
+        detail = f"a person cancelled it, but it is unknown whether job {history.job_id} has ended: {trouble}"
         return RunVerdict("cancelled", detail, active=True)
     if job is None or job.state not in PENDING | ACTIVE:
         return RunVerdict(*_ENDS["cancelled"])
     if history.last == "cancelled":
         detail = f"a person cancelled it; SLURM is still ending job {history.job_id}"
         return RunVerdict("cancelled", detail, active=True)
-    detail = f"a person cancelled it, but `slurmddp cancel` did not get to job {history.job_id}"
+    detail = f"a person cancelled it, but `slurmddp cancel` did not reach job {history.job_id}"
     return RunVerdict("cancelled", detail, "`slurmddp cancel {run}` once more ends it.", active=True)
 
 
 def _local(history: History, alive: bool | None) -> RunVerdict:
     """Return the state of a local run without a recorded end, by whether its process is alive."""
     if alive is False:
-        return RunVerdict("lost", "its process on this machine is gone and recorded no end", _LOGS_OR_RESUME)
+        return RunVerdict(
+            "lost", "its process on this machine has ended, but recorded no end", _LOGS_OR_RESUME
+        )
 
     newest = history.newest
     place = "locally"
@@ -224,7 +230,7 @@ def _local(history: History, alive: bool | None) -> RunVerdict:
     if newest is not None and not newest.is_open:
         return RunVerdict("stopped", f"between two attempts {place}", active=True)
     if not alive:
-        place += "; from here it can't be seen whether it still does"
+        place += "; from this machine it can't be seen whether it still runs"
     return RunVerdict("running", place, active=True)
 
 
@@ -232,9 +238,9 @@ def _folder_only(history: History) -> RunVerdict:
     """Return the state of a run according to its events, without a query to SLURM."""
     newest = history.newest
     if history.last == "started":
-        return RunVerdict("running", f"job {history.job_id}, as far as the run folder says", active=True)
+        return RunVerdict("running", f"job {history.job_id}, according to the run folder", active=True)
     if newest is not None:
-        detail = f"attempt {newest.number} ended ({how_ended(newest)}); it is to resume"
+        detail = f"attempt {newest.number} ended ({how_ended(newest)}); the run will resume"
         return RunVerdict("stopped", detail, active=True)
     return RunVerdict("queued", f"job {history.job_id} was submitted", active=True)
 
@@ -270,7 +276,7 @@ def _pending(history: History, job: JobState, run: str) -> RunVerdict:
         return RunVerdict("queued", f"job {history.job_id} waits: {reason}", action, active=True)
 
     if history.last == "started":
-        before = f"SLURM took attempt {newest.number} off its nodes"
+        before = f"SLURM removed attempt {newest.number} from its nodes"
     else:
         before = f"attempt {newest.number} ended ({how_ended(newest)})"
     if history.last == "submitted" and newest.next not in AGAIN:
@@ -308,7 +314,7 @@ def _over(history: History, job: JobState) -> RunVerdict:
     if job.state == "CANCELLED":
         return RunVerdict("cancelled", f"job {history.job_id} was cancelled in SLURM", _RESUME)
     if job.state == "COMPLETED":
-        detail = f"SLURM calls job {history.job_id} completed, but no attempt recorded its end"
+        detail = f"SLURM shows job {history.job_id} as completed, but no attempt recorded its end"
         return RunVerdict("lost", detail, _LOGS_OR_RESUME)
 
     reasons = {
@@ -319,7 +325,7 @@ def _over(history: History, job: JobState) -> RunVerdict:
         "BOOT_FAIL": "a node did not boot",
         "DEADLINE": "its deadline passed",
     }
-    reason = reasons.get(job.state, f"SLURM calls it {job.state}")
+    reason = reasons.get(job.state, f"its state in SLURM is {job.state}")
     if job.state not in reasons and job.exit_code:
         reason += f" (exit code {job.exit_code})"
     return RunVerdict("failed", f"job {history.job_id}: {reason}", _LOGS_OR_RESUME)

@@ -60,7 +60,7 @@ def test_the_ranks_begin_again_on_the_spare_and_look_until_they_have_made_a_step
     assert (third["rank"], "spare" in third) == (3, False)
     told = json.loads((folder.log_dir(0) / "failure-g0.json").read_text())
     assert (told["node_rank"], told["kind"]) == (1, "unfit_node")
-    assert told["reason"] == "was lost to the preflight: it is hot"
+    assert told["reason"] == "failed the preflight: it is hot"
     assert not folder.failure_file(0).exists()
     assert "node 1 (localhost) did not pass the preflight: it is hot." in node_log(folder)
     assert "this node did not pass the preflight" in node_log(folder, 1)

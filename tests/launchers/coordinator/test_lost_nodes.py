@@ -155,8 +155,8 @@ def test_two_nodes_that_lose_each_other_are_both_named(changes: dict[str, int]) 
     (cause,) = attempt.notes.causes
     assert cause.host == "n0, n1"
     assert describe(cause) == (
-        "Nodes n0 and n1 lost each other: no heartbeat for 10 s. "
-        "The host or the network of one of them went down; batch.log and excluded.jsonl may name it."
+        "Nodes n0 and n1 lost contact with each other: no heartbeat for 10 s. The host or the network of "
+        "one of these nodes went down; batch.log and excluded.jsonl may name the node."
     )
 
 

@@ -83,7 +83,7 @@ def test_what_is_told_of_it_names_the_node_and_what_was_found() -> None:
     attempt.taken_orders()
     (cause,) = told
     assert (cause.node_rank, cause.rank, cause.host) == (1, None, "n1")
-    assert cause.sentence == f"node 1 (n1) was lost to the preflight: {WHY.removesuffix('.')}"
+    assert cause.sentence == f"node 1 (n1) failed the preflight: {WHY.removesuffix('.')}"
     assert "rank-0.log" in cause.advice
 
 

@@ -78,7 +78,7 @@ FETCHING = {"phase": "data", "seconds": 94.0, "limit_s": 60.0, "worker": ("/d/da
         (
             [report(0), report(1), report(2, stack=BARRIER), report(3)],
             2,
-            "in a collective that not all have joined, at loop.py:88 in train, for 400 s (step 121), "
+            "in a collective that not all ranks have joined, at loop.py:88 in train, for 400 s (step 121), "
             "while ranks 0-1, 3 wait at loop.py:41 in step",
         ),
         (

@@ -77,10 +77,10 @@ def test_the_page_of_a_rank_holds_the_error_by_which_it_ends_and_not_that_of_the
     [
         ("stalled: saving for 94 s", "stalled", "rank 2 on n1 stalled: saving for 94 s"),
         (PHRASES["stalled_together"] + ", at a.py:7,", "stalled_together",
-         "rank 2 on n1 stalled: in a collective that not all have joined, at a.py:7,"),
+         "rank 2 on n1 stalled: in a collective that not all ranks have joined, at a.py:7,"),
         ("lost node: silent", "lost_node", "node 0 (n1) was lost: silent"),
-        ("lost node to the preflight: hot", "unfit_node", "node 0 (n1) was lost to the preflight: hot"),
-        ("lost node to the ranks: full", "unable_node", "node 0 (n1) was lost to the ranks: full"),
+        ("lost node to the preflight: hot", "unfit_node", "node 0 (n1) failed the preflight: hot"),
+        ("lost node to the ranks: full", "unable_node", "node 0 (n1) can run no ranks: full"),
         ("was not started by SLURM: x", "not_started", "rank 2 on n1 was not started by SLURM: x"),
     ],
 )  # fmt: skip

@@ -81,7 +81,9 @@ def test_a_job_of_which_the_accounting_tells_nothing_is_unknown(folder):
     slurm.states["7"] = JobState(job_id="7", state="UNKNOWN", error="sacct failed: no\ndatabase.")
     current = status(folder, slurm)
     assert (current.state, current.active) == ("unknown", True)
-    assert current.detail == "SLURM does not answer (sacct failed: no database); by its folder it is running"
+    assert (
+        current.detail == "SLURM does not answer (sacct failed: no database); by the run folder it is running"
+    )
 
 
 def test_a_job_that_ends_while_slurm_is_asked_is_not_lost(folder):
@@ -188,7 +190,7 @@ KILLED = ended("failed", "requeue", code=137)
         ([signalled("SIGUSR2"), SAVED, REQUEUED], "time limit, last save at step 200"),
         ([signalled("the time limit"), REQUEUED], "time limit, no save recorded"),
         ([signalled("/runs/stop"), SAVED, ended("stopped", code=75)], "on request, last save at step 200"),
-        ([SAVED], "SLURM took it off its nodes, last save at step 200"),
+        ([SAVED], "SLURM removed it from its nodes, last save at step 200"),
         ([KILLED], "failed, exit code 137: rank 3 on node2 was killed by SIGSEGV"),
         (
             [FIRST_STEP, KILLED],

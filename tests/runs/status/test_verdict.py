@@ -206,7 +206,7 @@ def test_a_cancel_that_left_the_job_to_run_says_so(folder):
     slurm.set_state("7", "RUNNING")
     current = status(folder, slurm)
     assert (current.state, current.active) == ("cancelled", True)
-    assert "did not get to job 7" in current.detail
+    assert "did not reach job 7" in current.detail
     assert current.advice == f"`slurmddp cancel {folder.name}` once more ends it."
     write(folder, CANCELLED)
     assert "SLURM is still ending job 7" in status(folder, slurm).detail
