@@ -169,7 +169,7 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
 
 
 def _preferred(runs: list[RunFolder], name: str, folder: Path) -> list[RunFolder]:
-    """Return those of `runs` that `name`, the beginning of their names, most likely means.
+    """Return the runs that a person most likely means by `name`, with which the names of all `runs` begin.
 
     Args:
         runs: runs whose names begin with `name`.

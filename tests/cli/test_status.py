@@ -300,7 +300,7 @@ def test_a_record_that_may_not_be_read_is_named_plainly(make_run, slurm, capsys)
     assert expected in capsys.readouterr().err
 
 
-AWAITED = "node 2 (n3); 2 of 3 nodes are here, and all start their ranks together"
+AWAITED = "node 2 (n3); 2 of 3 nodes have joined, and all start their ranks together"
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def run_agents(tmp_path: Path, how: str, nodes: int, **policy: Any) -> tuple[Run
 
 @pytest.mark.parametrize(
     ("how", "nodes", "phase", "place"),
-    [("forward", 2, "step", "it stands at rank_program.py"), ("data", 1, "data", "its loader worker stands")],
+    [("forward", 2, "step", "it is at rank_program.py"), ("data", 1, "data", "its loader worker is")],
 )
 def test_a_rank_that_hangs_is_named_and_the_ranks_begin_again(
     tmp_path: Path, how: str, nodes: int, phase: str, place: str

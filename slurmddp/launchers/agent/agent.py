@@ -107,7 +107,7 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
 
 
 def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
-    """Ignore SIGUSR1: `scancel --signal=USR1` also sends it to the ranks, and only scripts give it a use."""
+    """Ignore SIGUSR1: `scancel --signal=USR1` also sends it to the ranks, and only a script may use it."""
 
 
 def _end_without_node(folder: RunFolder, attempt: int, error: SlurmddpError, inbox: SignalInbox) -> int:

@@ -87,9 +87,9 @@ class AgentLoop:
         self._at_work = False
         """Whether this node runs ranks of the present worker group, and the agent has not ended them."""
         self._killed: msg.WorkersKilled | None = None
-        """The report to send once no killed rank is left."""
+        """The report to send once every killed rank has ended."""
         self._others_done = False
-        """Whether ranks of other nodes have ended well."""
+        """Whether ranks of other nodes have ended with 0 or 75."""
         self._code: int | None = None
         """This node's exit code, once it is decided."""
         self.lost_coordinator = False
@@ -371,7 +371,7 @@ class AgentLoop:
         self._report_killed()
 
     def _report_killed(self) -> None:
-        """Send `WorkersKilled` once no killed rank is left.
+        """Send `WorkersKilled` once every killed rank has ended.
 
         Raises:
             SlurmddpError: the kernel does not end a killed rank.

@@ -16,7 +16,7 @@ from slurmddp.host.tcp_sockets import inodes_of, tcp_sockets
 
 _SHORTEST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 50.0
-"""Less than the minute for which the kernel remembers a closed connection."""
+"""Longest pause between two looks, in seconds: the kernel remembers a closed connection for a minute."""
 _PAUSE_SHARE = 0.1
 """The pause between two looks at the sockets, as a share of the time since the start of the ranks."""
 

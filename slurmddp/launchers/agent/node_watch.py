@@ -56,7 +56,7 @@ class NodeWatch:
         self._watchdog = Watchdog(timeout_s)
         self._exits = ExitWatch(timeout_s)
         self._hung = False
-        """Whether all ranks that are left on this node hang at their exit."""
+        """Whether all ranks that still run on this node hang at their exit."""
         self._log_dir = log_dir
         self._host = host
         self._processes = processes
@@ -131,10 +131,11 @@ class NodeWatch:
         return {rank: page.read() for rank, (_, page) in self._processes().items()}
 
     def _poll_exits(self, beats: Mapping[int, RankHeartbeat], now: float) -> list[Report]:
-        """Request stacks when all ranks that are left on this node begin to hang at their exit.
+        """Request stacks when all ranks that still run on this node begin to hang at their exit.
 
         Returns:
-            An empty `HungAtExit`, which withdraws the earlier one, when they no longer hang. Otherwise none.
+            When the ranks no longer hang, an empty `HungAtExit`, which withdraws the earlier report; else no
+            reports.
         """
         pids = {rank: pid for rank, (pid, _) in self._processes().items()}
         has_hung = self._hung

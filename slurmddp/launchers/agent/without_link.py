@@ -39,7 +39,9 @@ class LinkWait:
             return code
 
         if now - self._begun > self._rules.join_timeout_s:
-            reason = f"it was not there within {self._rules.join_timeout_s:g} s (policy.join_timeout_s)"
+            reason = (
+                f"it could not be reached within {self._rules.join_timeout_s:g} s (policy.join_timeout_s)"
+            )
             return end_without_coordinator(lost_node(0, self._hosts, reason), self._rules, self._recorder)
 
         if now >= self._next_notice:
@@ -69,8 +71,8 @@ def report_unable(
         inbox: the signals to this agent.
 
     Returns:
-        True if the report was made. False if it was not, because it could not be written, or because the
-        failure ends the attempt: it is node 0's, or the job does not tolerate the loss of a node.
+        True if the report was made. False if the report could not be written, or if the failure ends the
+        attempt anyway: this is node 0, or the job does not tolerate the loss of a node.
     """
     if node_rank == 0 or (rules is not None and not rules.tolerates_node_loss):
         return False

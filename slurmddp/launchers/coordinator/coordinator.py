@@ -39,7 +39,7 @@ from slurmddp.runs.failures.failure import (
 )
 
 CAUSE_WAIT_S = 0.3
-"""Seconds for the agent of a failed rank to report it before an agent whose rank only lost that peer."""
+"""Seconds to wait for the report of the rank that failed first, after reports of ranks that lost a peer."""
 STOP_WAIT_S = 30.0
 """Seconds for the other ranks of a script to save after a rank has failed at a stop, as under torchrun."""
 
@@ -88,9 +88,9 @@ class Group:
     left: dict[int, Failure] = field(default_factory=dict)
     """Ranks that exited with 0, by their numbers."""
     lost: set[int] = field(default_factory=set)
-    """Agents that are gone, and with them their ranks."""
+    """Agents that were lost together with their ranks."""
     done: dict[int, int] = field(default_factory=dict)
-    """Exit codes of the agents whose ranks have all ended well."""
+    """Exit codes by agent, for the agents whose ranks have all ended with 0 or 75."""
     hung: dict[int, msg.HungAtExit] = field(default_factory=dict)
     """The newest report of each agent whose last ranks hang at their exit."""
     killing: set[int] = field(default_factory=set)
@@ -112,9 +112,9 @@ class Group:
         self.stepped_at = max(self.stepped_at, at)
 
     def hung_at_exit(self) -> dict[int, msg.HungAtExit]:
-        """Return the reports of ranks that hang at their exit, by agent, once all others have ended well.
+        """Return the reports of ranks that hang at their exit, by agent, if all other ranks have ended well.
 
-        Empty before, and if no rank hangs.
+        The result is empty while another rank runs, and if no rank hangs.
         """
         hung = {
             agent: report for agent, report in self.hung.items() if agent not in self.done and report.reports
@@ -504,7 +504,7 @@ class Coordinator:
                 self.fail(group.cause)
 
     def _wait(self, state: State, until: float) -> None:
-        """Enter `state` until the time `until`, to wait for reports; a wait that has begun keeps its end."""
+        """Enter `state` until the time `until`, to wait for reports; do not extend a wait that has begun."""
         if self.state in (State.RUNNING, State.AWAITING_CAUSE) and self.state != state:
             self.state = state
             self._end_by = until

@@ -83,7 +83,7 @@ class JoinWait:
         self.next_notice = now + NOTICE_S
         awaited = (
             f"{names_of(coming, self._hosts)}; {joined} of "
-            f"{self._rules.all_nodes} nodes are here, and all start their ranks together"
+            f"{self._rules.all_nodes} nodes have joined, and all start their ranks together"
         )
         self._recorder.log(f"waiting for {awaited}")
         self._note(awaited)

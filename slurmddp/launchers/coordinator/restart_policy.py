@@ -132,7 +132,7 @@ class Facts:
     stopping: bool = False
     """Whether the run was asked to stop, by a signal or a person."""
     done: bool = False
-    """Whether other ranks of the group have ended well."""
+    """Whether other ranks of the group have ended with 0 or 75."""
     lost: bool = False
     """Whether a node was lost."""
     unhealthy: bool = False

@@ -54,7 +54,7 @@ class RunFolderRecorder(Recorder):
             "warned",
             about="ranks",
             text=f"note: no connection was seen between the {ranks} ranks of {program}. Unless they divide "
-            f"the work by RANK, each did all of it and wrote the same files: {options} runs it once.",
+            f"the work by RANK, each did all of it and wrote the same files. To run it once, add {options}.",
         )
 
     def is_stopped(self) -> bool:
@@ -66,11 +66,11 @@ class RunFolderRecorder(Recorder):
         return capture.read(self._folder, self._attempt)
 
     def code_of_first_node(self) -> int | None:
-        """Return the exit code of node 0's agent; None if that agent has not left."""
+        """Return the exit code of node 0's agent; None if that agent has not exited."""
         return self._folder.exit_code_of(self._attempt, 0)
 
     def has_ended(self) -> bool:
-        """Return whether the attempt has failed, or node 0's agent has left."""
+        """Return whether the attempt has failed, or node 0's agent has exited."""
         return self.failure() is not None or self.code_of_first_node() is not None
 
     def leave_unable(self, agent: int, failure: Failure) -> bool:

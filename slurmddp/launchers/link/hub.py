@@ -154,7 +154,8 @@ class Hub:
             except BlockingIOError:
                 return
             except OSError as error:
-                # Without free descriptors, drop a caller: callers must not use up those of the agent.
+                # Without free descriptors, drop a caller: callers must not use up the descriptors that the
+                # agent needs.
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._drop_oldest_caller()
                 # If no caller can be dropped, don't watch the listener until the next heartbeat: epoll would

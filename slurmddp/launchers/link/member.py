@@ -35,7 +35,7 @@ from slurmddp.runs.folder.run_context import RunContext
 Endpoint = tuple[Address, int]
 
 _ANSWER_S = (1.0, 5.0)
-"""Seconds for a listener to answer: in the first round, and at most in later rounds."""
+"""Seconds for a listener to answer: the limit of the first round, and the largest limit of later rounds."""
 _PAUSE_S = (0.02, 0.5)
 """The first and the longest pause in seconds between two rounds over all endpoints."""
 _PUBLISHED_S = 3.0

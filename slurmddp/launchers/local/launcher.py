@@ -17,7 +17,7 @@ class Launcher(Protocol):
         """Start `command` once per rank, wait until all ranks have ended, and return their exit code.
 
         If a rank fails, the others must be ended, because they may wait for it without end. SIGINT, SIGTERM
-        and SIGUSR2 to this process must reach all ranks, so that they save and leave. No rank may outlive the
+        and SIGUSR2 to this process must reach all ranks, so that they save and exit. No rank may outlive the
         call.
 
         Args:

@@ -37,11 +37,11 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import Job
 
 _FORCE_AFTER_S = 30.0
-"""Seconds for the other agents to save and leave after an agent has failed, as SLURM's KillWait."""
+"""Seconds for the other agents to save and exit after an agent has failed, as SLURM's KillWait."""
 _SRUN_ENDS_S = 20.0
 """Seconds for srun to end its step."""
 LEFT_BEHIND_S = 600.0
-"""Seconds for agents whose launcher was killed to save and leave, before the orphan reaper ends them."""
+"""Seconds for agents whose launcher was killed to save and exit, before the orphan reaper ends them."""
 
 
 class LocalNodes:
@@ -70,7 +70,7 @@ class LocalNodes:
         self.agents: list[subprocess.Popen[bytes]] = []
         """The agents, in the order of their nodes; in an allocation srun alone."""
         self.stopping = False
-        """Whether the ranks were asked to save and leave."""
+        """Whether the ranks were asked to save and exit."""
         self.killed = False
         """Whether a person has ended the run by force."""
         self._job = job
@@ -79,7 +79,7 @@ class LocalNodes:
         self._say = say
         self._allocation = allocation
         self.stop_signal = signal.SIGTERM
-        """The signal that asks the ranks to save and leave."""
+        """The signal that asks the ranks to save and exit."""
         self._kill_signal = signal.SIGKILL
         # srun forwards SIGUSR2 to the agents, but kills its step at SIGTERM and SIGQUIT. SIGKILL would end
         # only srun, and the step would continue.
@@ -176,7 +176,8 @@ class LocalNodes:
     def _code_of(self, agent: subprocess.Popen[bytes]) -> int | None:
         """Return the exit code of an agent; None while it runs."""
         code = self._poll(agent)
-        # An agent that the stop signal has killed had set no handler yet, so it had no ranks: it has stopped.
+        # An agent that the stop signal has killed had set no handler yet, so it had no ranks. It counts as
+        # stopped.
         if self.stopping and code in (-self.stop_signal, -signal.SIGINT):
             return EXIT_STOPPED
         return code

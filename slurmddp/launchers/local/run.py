@@ -220,7 +220,7 @@ class LocalRun:
                 text = f"The script gets {script_signal.name}; slurmddp can't see whether it saves."
             grace_s = self.job.policy.grace_s
             if grace_s is not None:
-                text += f" Ranks that have not left are killed after {grace_s} s."
+                text += f" Ranks that still run after {grace_s} s are killed."
             self._say(f"{text} Ctrl-C once more kills the run.")
 
     def _conclude(self, code: int) -> requeue_policy.Outcome:

@@ -1,4 +1,4 @@
-"""Find the jobs of runs that SLURM still has, also jobs that the run folders do not name; settle them."""
+"""Find the jobs of runs that SLURM still has, even if no run folder names them; cancel or adopt them."""
 
 from __future__ import annotations
 

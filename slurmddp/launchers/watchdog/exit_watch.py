@@ -1,8 +1,8 @@
-"""Decide whether the ranks of a node hang at their exit, once other ranks of the job have ended well.
+"""Decide whether the ranks of a node hang at their exit, once other ranks of the job ended with 0 or 75.
 
-The threads of a process group may block a rank's exit: torch 2.13 joins gloo's thread while it holds
-Python's lock. The watchdog does not judge a rank there, because the program shows no heartbeat. This module
-reads the kernel's counters instead: CPU time, bytes read and written, waits for a disk.
+The threads of a process group may block a rank's exit: torch 2.13 joins gloo's thread while it holds Python's
+lock. The watchdog does not judge a rank at its exit, where the program writes no heartbeat. This module reads
+the kernel's counters instead: CPU time, bytes read and written, waits for a disk.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _TIMES_THE_FIRST = 2.0
 LONGEST_POLL_S = 5.0
 """The largest number of seconds that a poll adds; the agent polls once a second."""
 _AGAIN = 0.25
-"""The part of its limit after which a hang is reported again."""
+"""The part of its phase's limit after which a hang that continues is reported again."""
 
 
 @dataclass

@@ -36,7 +36,7 @@ _AT_WORK = 0.5
 """A rank with a heartbeat within this part of the stuck rank's limit makes progress."""
 _DOING = {
     "starting": "starting",
-    "meeting": "waiting for other ranks to come",
+    "meeting": "waiting for other ranks to join",
     "loading": "loading model, data or checkpoint",
     "saving": "saving",
     "evaluating": "evaluating",
@@ -240,14 +240,14 @@ def why(all_reports: Iterable[RankReport], first: RankReport) -> Cause:
 
 def hung_at_exit(report: RankReport) -> str:
     """Return the warning that a rank hung at its exit, and that its agent ended it."""
-    stood = ""
+    position = ""
     if report.stack:
-        stood = f" It was at {place(report)} (stacks-rank-{report.rank}.txt)."
+        position = f" It was at {place(report)} (stacks-rank-{report.rank}.txt)."
 
     return (
         f"rank {report.rank} on {report.host} hung at its exit: all other ranks had left, and for "
         f"{report.seconds:.0f} s it used no CPU and read and wrote nothing. Its agent ended it; the result "
-        f"of the other ranks stands.{stood}"
+        f"of the other ranks counts.{position}"
     )
 
 
@@ -299,10 +299,10 @@ def _position(first: RankReport) -> str:
     """Return the end of the sentence about a stuck rank: where in the code it is, if that is known."""
     text = ""
     if first.worker:
-        text += f"; its loader worker stands at {_short(first.worker[0])}"
+        text += f"; its loader worker is at {_short(first.worker[0])}"
     elif first.stack and not waits(first):
         innermost = _short(first.stack[0])
-        text += f"; it stands at {innermost}"
+        text += f"; it is at {innermost}"
         caller = place(first)
         if caller != innermost:
             text += f", called from {caller}"
@@ -310,6 +310,6 @@ def _position(first: RankReport) -> str:
         text += "; it did not answer when it was asked for its stack"
 
     if first.state == "D":
-        text += "; the kernel holds it (state D), as a rule for a file system that does not answer"
+        text += "; the kernel keeps it waiting (state D), usually for a file system that does not answer"
 
     return text

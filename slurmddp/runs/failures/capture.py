@@ -126,9 +126,9 @@ def last_lines(
 
     Args:
         log: the path of the log.
-        count: the least number of lines, if there are so many; `tail_of` says when more are returned.
+        count: the number of lines to return, or more to hold a whole traceback (see `tail_of`).
         since: the offset at which the lines of the process begin, after those of an earlier process.
-        until: the offset at which they end; None for the end of the file.
+        until: the offset at which the lines of the process end; None for the end of the file.
     """
     lines: tuple[str, ...] = ()
     with suppress(OSError), open_regular(log) as stream:
@@ -188,8 +188,9 @@ def record(folder: RunFolder, attempt: int, failure: Failure, *, restart_count: 
         folder: the run folder.
         attempt: the number of the attempt.
         failure: the failure.
-        restart_count: the number of restarts so far, if the ranks restart in place after this failure. It is
-            then written to `failure-gN.json`. None if the attempt ends: it is written to `failure.json`.
+        restart_count: the number of restarts so far, if the ranks restart in place after this failure, which
+            is then written to `failure-gN.json`. None if the attempt ends: the failure is written to
+            `failure.json`.
 
     Returns:
         False if another process has already created the file.
@@ -265,5 +266,5 @@ def read(folder: RunFolder, attempt: int) -> Failure | None:
 
 
 def as_drawn(line: str) -> str:
-    """Return what a line shows at its end: the text after the last carriage return, as of a progress bar."""
+    """Return what a terminal shows of a line: the text after the last carriage return."""
     return line.rstrip("\r").rpartition("\r")[2]

@@ -1,4 +1,4 @@
-"""Find out why a process ended from what other programs wrote into its last lines; pure."""
+"""Find out why a process ended from its last lines, in which libraries and tools name the error; pure."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from slurmddp.runs.failures.tracebacks import (
 from slurmddp.short_text import shorten
 
 _TERMINATED = "terminate called without an active exception"
-"""The last words of a process in which a thread asks for the interpreter while Python shuts down."""
+"""The last line of a process in which a thread asks for the interpreter lock while Python shuts down."""
 _NOT_FOR_MEMORY = " (the kernel counted no out-of-memory kill)"
 _TEXT_CHARS = 200
 _REFUSAL = re.compile(r"\w*Error: .")
-"""A line without a traceback: the text with which a program ended."""
+"""An error without a traceback: the text that a program printed before it ended, as by `sys.exit`."""
 _USAGE = re.compile(r"\S+: error: .")
 _EXIT_USAGE = 2
 """The exit code of argparse for wrong arguments."""
 _WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([\w ]+)")
 _WORKER_ENDED = re.compile(r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code (\d+)")
 _FETCHING = "in rebuild_storage_fd"
-"""The frame in which a rank fetches a batch; the rank loses this connection before torch says why."""
+"""The frame in which a rank fetches a batch: this connection to a worker breaks before torch reports why."""
 _WORKER_GONE = re.compile(r"EOFError|BrokenPipeError|Connection\w+Error")
 _WORKER_REPORT = re.compile(r"Fatal Python error: (.+)|ERROR: Unexpected (.+) encountered in worker")
 _BEFORE_A_CRASH = 3
 _CRASH = "Fatal Python error"
 _AGENTS = ("/slurmddp/launchers/", "<frozen runpy>")
-"""Paths of the frames below the frames of a forked rank."""
+"""Paths in the frames of an agent, which a forked rank has below its own frames."""
 _TORCH_DISK_FULL = r"inline_container.*unexpected pos"
 """The error of torch.save after a short write. The message does not give the cause."""
 _KINDS: tuple[tuple[FailureKind, str], ...] = (
@@ -65,11 +65,11 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 _NOTHING_OF_IT = re.compile(r"\s|frame #|.*\bNCCL INFO\b")
-"""Lines that say nothing about a loss: code, frames, NCCL's log."""
+"""Lines that never report a lost rank: code, frames, NCCL's log."""
 _OTHERS_ERROR = re.compile(r"(?!RuntimeError|torch\.distributed\.|nccl)[A-Za-z_][\w.]*(Error|Exception)\b")
 """Errors of a program that lost its storage or a server: torch uses only its own errors for a lost rank."""
 _LOSS_LINES = 5
-"""The last lines in which a process without an exception names a loss."""
+"""The number of last lines that are searched for a lost rank if there is no exception."""
 
 
 def reads_like_a_lost_peer(lines: Sequence[str]) -> bool:
@@ -80,8 +80,8 @@ def reads_like_a_lost_peer(lines: Sequence[str]) -> bool:
 def telling(lines: Sequence[str], count: int) -> tuple[str, ...]:
     """Return the `count` most useful of the last lines of a process.
 
-    These are the last lines, with neighbouring frames of libraries reduced to one line. After a crash they
-    are the innermost frames, which faulthandler writes first. After a torchrun they are lines of its ranks.
+    Usually these are its very last lines, with neighbouring frames of libraries reduced to one line. After a
+    crash they are the innermost frames, which faulthandler writes first. A torchrun's own lines are left out.
     """
     if report := torchrun_report.read(lines):
         lines = report.before
@@ -188,7 +188,7 @@ def _of_signal(signal: str, lines: Sequence[str]) -> Cause:
 
     where = crash_place(lines)
     if signal == "SIGBUS":
-        or_file = f"or a file that was mapped is cut off or on a full disk{where}"
+        or_file = f"or a memory-mapped file was truncated or is on a full disk{where}"
         return Cause("shared_memory_full", f"{PHRASES['shared_memory_full']}, {or_file}")
     message = f": {shorten(messages[-1], _TEXT_CHARS)}" if messages else ""
     return Cause("crashed", f"{PHRASES['crashed']}{where}{message}")

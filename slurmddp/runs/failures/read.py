@@ -111,7 +111,7 @@ def rank_exits(folder: RunFolder, attempt: int) -> list[Failure]:
 def describe_other_ranks(ends: Sequence[Failure], first: Failure) -> str:
     """Return a phrase about the ends of all other ranks, such as "of the other ranks: 2 killed by SIGTERM".
 
-    Empty if there are none.
+    The phrase is empty if there are no other ranks.
 
     Args:
         ends: the ends of all ranks (see `rank_exits`).
@@ -134,7 +134,8 @@ def _first_bad_exit(folder: RunFolder, attempt: int) -> Failure | None:
     """
     ends = rank_exits(folder, attempt)
     newest = max((end.restart_count for end in ends), default=0)
-    # If the ranks were to restart in place after a failure, their recorded ends belong to the time before.
+    # If the ranks were to restart in place after a failure, their recorded ends are those before the restart,
+    # and show nothing about the end of the attempt.
     if any(failure.restart_count >= newest for failure in read_restarted(folder, attempt)):
         return None
 

@@ -26,7 +26,7 @@ class TorchrunReport:
     """The report that torchrun prints at its end after a failure of a rank, or after a signal to torchrun."""
 
     exit_code: int
-    """Of the rank that failed first, negative for a signal; after a signal to torchrun this signal."""
+    """The exit code of the rank that failed first; negative for a signal to this rank or to torchrun."""
     rank: int | None
     """The rank that failed first, by torchrun's number; None after a signal to torchrun."""
     before: Sequence[str]

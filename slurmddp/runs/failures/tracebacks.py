@@ -11,7 +11,7 @@ from slurmddp.errors import EXIT_FAILED
 
 TRACEBACK = "Traceback (most recent call last):"
 FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line (?P<line>\d+)(,? in (?P<where>.+))?$')
-"""A frame; without `in` the place of a SyntaxError."""
+"""A frame of a traceback; without `in FUNCTION`, the line that names the place of a SyntaxError."""
 _EXCEPTION = re.compile(r"[A-Za-z_]([\w.]|<locals>)*(:( .*)?)?$")
 _IGNORED = "Exception ignored "
 """Python's prefix for exceptions that end nothing, such as in `__del__`."""
@@ -21,7 +21,7 @@ _BRANCH_ENDS = re.compile(r"\s*\+-+( \d+ -+)?$")
 _MARGIN = re.compile(r"\s*[|+] ?")
 """Python's drawing of the tree of an exception group."""
 OF_A_RANK = re.compile(r"\[rank\d+\]: ")
-"""torch's prefix of the lines of a traceback after the rendezvous."""
+"""The prefix, such as `[rank3]: `, that torch gives to lines of a traceback after the rendezvous."""
 _SYNTAX = re.compile(r"(Syntax|Indentation|Tab)Error: ")
 _LIBRARY = re.compile(r"<|.*/(site|dist)-packages/|.*/lib/python3[^/]*/")
 _OURS = str(Path(__file__).parents[2]) + "/"
@@ -104,7 +104,7 @@ def last_chain(lines: Sequence[str]) -> Sequence[str]:
 
 
 def before_last(lines: Sequence[str]) -> Sequence[str] | None:
-    """Return the lines up to the last exception but one of a chain; None if no person's code raised it."""
+    """Return the lines up to the second-last exception of a chain; None if it is not from a person's code."""
     starts = begins(lines)[-2:]
     links = [number for number, line in enumerate(lines) if line.startswith(_LINKS)]
     if len(starts) < 2 or not links or not starts[0] < links[-1] < starts[1]:
@@ -119,8 +119,8 @@ def went_on(lines: Sequence[str], number: int, exit_code: int | None) -> bool:
     """Return whether a process continued after the exception in line `number`.
 
     It did if at least `_AS_BEFORE` later lines have the same words as a line before. Other lines may belong
-    to a long message, or to the end of the process. With another exit code than 1, `_OVER_AND_OVER` equal new
-    lines count as well.
+    to a long message, or to the end of the process. If the exit code is not 1, `_OVER_AND_OVER` later lines
+    with the same new words count as well.
     """
     before = {_text_words(line) for line in lines[:number] if not line.startswith(" ")}
     after = Counter(_text_words(line) for line in lines[number + 1 :] if not line.startswith((" ", "\t")))

@@ -1,8 +1,8 @@
 """Create the run folder: everything that the login side hands to the nodes.
 
-A new folder is built beside its place and then renamed, so that an error leaves no half of a run. If a person
-types the same command again, the existing folder keeps its logs, metrics and checkpoints, and gets the new
-settings.
+A new folder is built under a temporary name and then renamed, so that an error leaves no incomplete run. If a
+person types the same command again, the existing folder keeps its logs, metrics and checkpoints, and gets the
+new settings.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def prepare(
             _copy_code(code, draft)
 
         if not _put_in_place(draft, folder.path):
-            # Another account may have created the folder since `_draft` looked.
+            # Another account may have created the folder since `_draft` checked its owner.
             refuse_foreign(folder.path)
             _update(draft, folder, say)
     return folder

@@ -1,4 +1,4 @@
-"""Ask for files that another host writes, past the caches of a network file system.
+"""Read files that another host writes, in spite of the caches of a network file system.
 
 A client of a network file system remembers for up to a minute that a name did not exist. A look-up by name of
 a file that is to appear therefore hides the file: from the next look-up, and from SLURM, which then can't

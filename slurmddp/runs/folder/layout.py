@@ -82,11 +82,11 @@ class RunFolder:
     result_file = _Entry("result.pkl")
     """Any other value that a function returned on rank 0, as a pickle."""
     excluded_file = _Entry("excluded.jsonl")
-    """The nodes that failed under the run, each with the time until which it is avoided."""
+    """The nodes that failed during the run, each with the time until which it is avoided."""
     cancelled_file = _Entry("cancelled")
     """Exists after a person has cancelled the run: nothing may requeue it."""
     stop_file = _Entry("stop")
-    """Exists after a person has asked the run to save and leave: nothing may requeue it."""
+    """Exists after a person has asked the run to save and exit: nothing may requeue it."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
@@ -105,7 +105,7 @@ class RunFolder:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a person has asked the run to save and leave, and not resumed it since."""
+        """Whether a person has asked the run to save and exit, and not resumed it since."""
         return is_there(self.stop_file)
 
     def log_dir(self, attempt: int) -> Path:
@@ -135,7 +135,7 @@ class RunFolder:
         return self.log_dir(attempt) / f"begun-node-{node}"
 
     def unable_file(self, attempt: int, node: int) -> Path:
-        """The path of a failure: the agent's node can run no ranks, and the agent has no link to node 0."""
+        """The path of the failure of an agent whose node can run no ranks and which has no link to node 0."""
         return self.log_dir(attempt) / f"unable-node-{node}.json"
 
     def failure_file(self, attempt: int) -> Path:
@@ -147,7 +147,7 @@ class RunFolder:
         return self.log_dir(attempt) / f"exit-node-{node}"
 
     def exit_code_of(self, attempt: int, node: int) -> int | None:
-        """Return the exit code that a node's agent left; None if it left none."""
+        """Return the exit code that a node's agent recorded; None if it recorded none."""
         text = (read_text(self.exit_file(attempt, node)) or "").strip()
         return int(text) if text.isdecimal() else None
 

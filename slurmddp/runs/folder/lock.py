@@ -74,7 +74,7 @@ class RunLock:
         return False
 
     def wait(self, is_taken: Callable[[], bool], *, waiting: Callable[[], None]) -> bool:
-        """Wait for the lock and take it; return False if `is_taken` returns True before that.
+        """Wait for the lock and take it; return False if `is_taken` returns True before the lock is free.
 
         Args:
             is_taken: returns whether a launcher trains the run: the lock then stays taken.
@@ -92,7 +92,7 @@ class RunLock:
         return True
 
     def hand_over(self) -> RunLock:
-        """Return a new object that holds the lock and will release it; this object no longer does."""
+        """Return a new object that holds the lock and will release it; this object no longer holds it."""
         other = RunLock(RunFolder(self._path.parent))
         other.fileno = self.fileno
         other._holds_file = self._holds_file

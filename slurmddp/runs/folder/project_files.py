@@ -1,7 +1,7 @@
 """Find the files of a project that are its code, by git where there is a repository.
 
 A run's snapshot copies these files, ssh sends them to the login node, and a change of one of them is a change
-of the code. Run folders, caches and Python environments are no code, and secrets stand apart.
+of the code. Run folders, caches and Python environments are no code, and secrets are listed separately.
 """
 
 from __future__ import annotations

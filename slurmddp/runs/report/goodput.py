@@ -16,7 +16,7 @@ unknown   in attempts of a program that writes no `first_step`
 An attempt without an `ended` event (its node was lost) ends with its last event or line of metrics, or with
 the cancel of its job. If SLURM requeued the run, the time after it counts as queued, although SLURM needed a
 part of this time to notice the loss. Without a queue, or until a person submits again, the time is idle. If a
-clock was set, a time may contradict the order of the file. The time of the line before then replaces it.
+clock was set, the time of an event may be earlier than the time of the event before, which then replaces it.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_NAMED = 7
-"""Largest number of values that stand at equal distances, each with a label; more values lie on a scale."""
+"""Largest number of values that are drawn at equal distances, each with a label; more numbers get a scale."""
 _DECADES = 20.0
 """Ratio of the largest to the smallest value from which an axis has a logarithmic scale."""
 _LABEL_CHARS = 18
 _MOST_DIGITS = 7
-"""Largest number of digits of a label; 3 digits or more, as few as give different labels."""
+"""Largest number of digits of a label. A label has 3 digits, or as many as make all labels different."""
 _PER_AXIS_INCHES = 0.95
 
 

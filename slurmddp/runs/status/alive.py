@@ -9,14 +9,14 @@ from slurmddp.host import process
 from slurmddp.runs.folder.history import RecordedAttempt
 
 _SLACK_S = 5.0
-"""Seconds between the start of a process and its event at most; the two clocks may differ by as much."""
+"""Largest difference, in seconds, between the start of a process by the kernel and by its `started` event."""
 
 
 def is_alive(attempt: RecordedAttempt) -> bool | None:
     """Return whether the process of a local attempt still runs; None if this can't be found out.
 
-    This is so if the process is on another host, if no pid was recorded, or if /proc hides processes of other
-    accounts (mount option `hidepid`).
+    It can't be found out if the process is on another host, if no pid was recorded, or if /proc hides
+    processes of other accounts (mount option `hidepid`).
     """
     if attempt.pid is None or attempt.started is None or not is_here(attempt):
         return None

@@ -101,7 +101,8 @@ def _last(lines: list[str], count: int | None) -> list[str]:
 def snapshot(folder: RunFolder, attempt: int, selection: ChosenLogs, count: int | None) -> Iterator[str]:
     """Yield the last `count` lines of each selected log of an attempt, then its failures.
 
-    If the newest job began no attempt, the last lines of its log follow. With None, whole logs are shown.
+    If the newest job began no attempt, the last lines of its log follow. If `count` is None, whole logs are
+    shown.
     """
     for path in selected_files(folder, attempt, selection):
         for line in tail(path, count):

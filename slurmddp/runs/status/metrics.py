@@ -69,7 +69,7 @@ class Gap:
     since: float
     """Time of the gap's first line."""
     stopped: float
-    """Time at which the steps between the two lines usually would have been done."""
+    """Time at which the steps between the two lines would have been done at their usual speed."""
     until: float
     """Time of the gap's last line; infinity after the last line of the attempt."""
 

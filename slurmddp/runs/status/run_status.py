@@ -34,7 +34,7 @@ class RunStatus:
     state: str
     """preparing, queued, starting, running, stopped, finished, failed, cancelled, lost, or unknown."""
     detail: str
-    """Why, in words."""
+    """The reason for the state, in words."""
     advice: str = ""
     stop_reason: str = ""
     """Why a stopped run stopped: on request, preempted, requeued, time limit; empty if that is not known."""

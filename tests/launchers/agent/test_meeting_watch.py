@@ -141,7 +141,7 @@ def test_a_program_of_independent_ranks_is_noted_at_its_end(
     program = " ".join(words[-2:]) if "-m" in words else words[-1]
     note = (
         f"note: no connection was seen between the 2 ranks of {program}. Unless they divide the work by "
-        "RANK, each did all of it and wrote the same files: -n 1 runs it once."
+        "RANK, each did all of it and wrote the same files. To run it once, add -n 1."
     )
     assert code == (1 if words == ["fails.py"] else 0)
     assert (note in capsys.readouterr().out.splitlines()) == is_noted

@@ -112,7 +112,7 @@ def test_a_node_that_does_not_come_is_named_and_ends_the_attempt(tmp_path: Path)
     ]
     assert codes(agents) == [1, 1]
     log = node_log(folder)
-    assert "waiting for node 1 (localhost); 2 of 3 nodes are here" in log
+    assert "waiting for node 1 (localhost); 2 of 3 nodes have joined" in log
     found = capture.read(folder, 0)
     assert found is not None
     assert (found.node_rank, found.rank) == (1, None)

@@ -43,7 +43,7 @@ def test_who_is_missing_is_named_after_three_seconds_and_every_ten() -> None:
     for now in (2.9, 3.0, 4.0, 12.9, 13.1, 20.0):
         attempt.coordinator.poll(now, missing=[2])
     assert len(attempt.notes.lines) == 2
-    assert attempt.notes.lines[0].startswith("waiting for node 2 (n2); 2 of 3 nodes are here")
+    assert attempt.notes.lines[0].startswith("waiting for node 2 (n2); 2 of 3 nodes have joined")
     recorded = attempt.notes.awaited
     assert [f"waiting for {nodes}" for nodes in recorded] == attempt.notes.lines[:1], (
         "recorded again unchanged"

@@ -77,7 +77,7 @@ def test_a_lost_node_is_not_named_among_those_that_are_waited_for() -> None:
     attempt = Attempt(elastic=True)
     attempt.orders(2, Lost, why="connection closed")
     join(attempt, 3.1, 1)
-    assert attempt.notes.lines[-1].startswith("waiting for node 1 (n1); 1 of 3 nodes are here")
+    assert attempt.notes.lines[-1].startswith("waiting for node 1 (n1); 1 of 3 nodes have joined")
 
 
 def test_a_spare_takes_the_place_of_a_node_whose_agent_can_not_go_on() -> None:

@@ -67,13 +67,13 @@ FETCHING = {"phase": "data", "seconds": 94.0, "limit_s": 60.0, "worker": ("/d/da
             [report(0), report(1), report(2), report(3, stack=LOADING, **FETCHING)],
             3,
             "waiting for data for 94 s (step 121), while ranks 0-2 wait at loop.py:41 in step; "
-            "its loader worker stands at dataset.py:41 in get",
+            "its loader worker is at dataset.py:41 in get",
         ),
         (
             [report(0), report(1, stack=SLEEPS), report(2)],
             1,
             "in its step for 400 s (step 121), while ranks 0, 2 wait at loop.py:41 in step; "
-            "it stands at model.py:12 in forward",
+            "it is at model.py:12 in forward",
         ),
         (
             [report(0), report(1), report(2, stack=BARRIER), report(3)],
@@ -90,13 +90,13 @@ FETCHING = {"phase": "data", "seconds": 94.0, "limit_s": 60.0, "worker": ("/d/da
             [report(0), report(1, state="D", stack=(), phase="data")],
             1,
             "waiting for data for 400 s (step 121), while rank 0 waits at loop.py:41 in step; it did not "
-            "answer when it was asked for its stack; the kernel holds it (state D), as a rule for a file "
-            "system that does not answer",
+            "answer when it was asked for its stack; the kernel keeps it waiting (state D), usually for "
+            "a file system that does not answer",
         ),
         (
             [report(0, stack=SLEEPS)],
             0,
-            "in its step for 400 s (step 121); it stands at model.py:12 in forward",
+            "in its step for 400 s (step 121); it is at model.py:12 in forward",
         ),
     ],
     ids=["data", "python", "another collective", "stopped", "kernel", "alone"],

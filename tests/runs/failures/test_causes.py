@@ -45,7 +45,7 @@ REASONS = {
     "files": "too many open files: OSError: [Errno 24] Too many open files: '/dev/null' "
     "(train.py:31 in <listcomp>)",
     "segv": "crashed (train.py:19 in step)",
-    "bus": "shared memory (/dev/shm) is full, or a file that was mapped is cut off or on a full disk "
+    "bus": "shared memory (/dev/shm) is full, or a memory-mapped file was truncated or is on a full disk "
     "(train.py:29 in step)",
     "no_torch": "not the right Python on the node: ModuleNotFoundError: No module named 'torch' "
     "(train.py:1 in <module>)",
