@@ -245,7 +245,7 @@ def hung_at_exit(report: RankReport) -> str:
         position = f" It was at {place(report)} (stacks-rank-{report.rank}.txt)."
 
     return (
-        f"rank {report.rank} on {report.host} hung at its exit: all other ranks had left, and for "
+        f"rank {report.rank} on {report.host} hung at its exit: all other ranks had ended, and for "
         f"{report.seconds:.0f} s it used no CPU and read and wrote nothing. Its agent ended it; the result "
         f"of the other ranks counts.{position}"
     )
