@@ -255,9 +255,9 @@ class Attempt:
             has_progressed: whether the run has saved anything new since the attempt started.
             near_limit: whether SLURM had sent the signal that precedes the time limit.
         """
-        # `trained` says whether a stop without progress counts against the run. A preemption may come before
-        # the first step, so it counts only after the event `first_step`. A time limit always counts, because
-        # it has to be long enough for the first step.
+        # `trained` decides whether a stop without progress counts against the run. A preemption may come
+        # before the first step, so it counts only after the event `first_step`. A time limit always counts,
+        # because it has to be long enough for the first step.
         at_limit = job_state in (requeue_policy.RUNNING, requeue_policy.TIMEOUT)
         end = requeue_policy.End(
             code,

@@ -106,7 +106,8 @@ class AttemptEnd:
             srun_code, failure=failure, agents=agents, job_state=job.state, progressed=has_progressed
         )
         if code is None:
-            # An agent is gone for an unknown reason. SLURM may have noticed by now that its node failed.
+            # An agent recorded no exit code, for an unknown reason. SLURM may have noticed by now that its
+            # node failed.
             job.poll_patiently()
             self._find_failed_nodes()
             code = EXIT_FAILED

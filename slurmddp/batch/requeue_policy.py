@@ -128,7 +128,7 @@ def count_all(events: Iterable[Mapping[str, Any]]) -> Counts:
 def exit_code(
     code: int, *, failure: int | None, agents: int | None, job_state: str, progressed: bool
 ) -> int | None:
-    """Return the exit code of an attempt; None if an agent is gone and nothing shows why.
+    """Return the exit code of an attempt; None if an agent recorded none and nothing shows why.
 
     Args:
         code: the exit code of srun: the highest code of its tasks, killed tasks included. It is 0 if SLURM

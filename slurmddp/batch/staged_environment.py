@@ -234,7 +234,7 @@ def _put_aside(path: Path) -> None:
 
 
 def _private_folder(folder: str) -> Path:
-    """Return the folder of this user's copies below `folder`; raise ConfigError if others can write it."""
+    """Return the folder of this user's copies below `folder`; raise ConfigError if it is not private."""
     base = os.path.expandvars(folder)
     if not Path(base).is_absolute() or "$" in base:
         raise ConfigError(f"cluster.stage={folder} is {base!r} on this node, which is not an absolute path.")

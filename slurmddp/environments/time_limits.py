@@ -1,4 +1,4 @@
-"""Compute how long a job may run, and when a rank must leave before SLURM kills it; pure.
+"""Compute how long a job may run, and when a rank must exit before SLURM kills it; pure.
 
 The batch step queries SLURM once and passes the limits on in environment variables. A rank does not query
 SLURM, because its container may lack scontrol, and a thousand queries would load slurmctld.

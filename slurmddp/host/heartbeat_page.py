@@ -118,7 +118,7 @@ class HeartbeatPage:
         self.enter("starting")
 
     def enter(self, phase: str) -> float:
-        """Write to the page that `phase` begins or goes on; return the monotonic time in seconds.
+        """Write to the page that `phase` begins or continues; return the monotonic time in seconds.
 
         Args:
             phase: one of PHASES.

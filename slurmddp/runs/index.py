@@ -136,7 +136,7 @@ def find(name: str | None, start: Path | None = None) -> RunFolder:
             folder if missing.
 
     Raises:
-        RunNotFoundError: no run fits, or several runs fit.
+        RunNotFoundError: no run matches, or several runs match.
     """
     folder = start or working_folder()
     # A text with a slash is a path: no run has a slash in its name.

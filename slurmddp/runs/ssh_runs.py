@@ -74,7 +74,10 @@ def remember(*runs: SshRun) -> None:
         records_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         append_line(records_file(), *map(asdict, runs))
     except OSError as error:
-        log.warning("%s on %s can't be recorded: %s", runs[-1].name, runs[-1].host, error)
+        text = (
+            "%s was submitted on %s, but can't be recorded on this machine (%s). Type later commands there."
+        )
+        log.warning(text, runs[-1].name, runs[-1].host, error)
 
 
 def ssh_runs() -> list[SshRun]:

@@ -126,7 +126,7 @@ def rich_table(
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for at, header in enumerate(headers):
         # On a narrow terminal only the last column may shrink: it holds a path, and people read or copy the
-        # others.
+        # other columns.
         width = max(len(cell) for cell in (header, *(row[at] for row in rows)))
         if at == len(headers) - 1:
             width = 1

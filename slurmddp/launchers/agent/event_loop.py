@@ -176,8 +176,9 @@ class AgentLoop:
     def _poll_before_ranks(self, now: float) -> None:
         """Check the wait for the first worker group.
 
-        Node 0's agent hands the coordinator the reports that agents without a link left in the run folder.
-        Another agent decides its exit code if the attempt has failed, or its wait for the link is over.
+        Node 0's agent hands the coordinator the reports that agents without a link have written into the run
+        folder. Another agent decides its exit code if the attempt has failed, or its wait for the link is
+        over.
         """
         failure = self._recorder.failure()
         if self._coordinator is not None:

@@ -19,7 +19,7 @@ _WANDB_CHARS = 64
 def tracker_environment(folder: RunFolder, environ: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables that give the run the same id at trackers in every attempt.
 
-    A variable that `environ` contains is left out, so that its value stays.
+    A variable that `environ` contains is left out, so that the rank keeps its value.
     """
     digest = hashlib.sha256(f"{folder.name}\0{_birth(folder)}".encode()).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_-]", "-", folder.name)[: _WANDB_CHARS - 7]

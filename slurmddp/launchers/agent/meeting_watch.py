@@ -59,7 +59,7 @@ class MeetingWatch:
             self.have_met = True
             return
 
-        # A rank that was just forked still has the agent's sockets, which say nothing about the rank.
+        # A rank that was just forked still has the agent's sockets, which show nothing about the rank.
         inodes = inodes_of(pids) - inodes_of([os.getpid()])
         self.have_met |= any(
             self._port in socket.ports or (socket.listens and socket.inode in inodes) for socket in sockets

@@ -25,7 +25,8 @@ The batch script needs this time: on a busy host it takes three seconds to write
 _FOLLOW_S = 0.9
 """Seconds for ranks to follow a rank that has stopped unasked.
 
-Ranks that stop together need less. A rank that gets a signal before the training does not inform the others.
+Ranks that stop together need less. A rank that gets a signal before the training does not inform the other
+ranks.
 """
 _SLURM_S = 2.0
 """Seconds for a signal that SLURM has sent to the ranks of another node to reach this node's ranks."""
@@ -71,7 +72,7 @@ class StopRequests:
         """A signal that SLURM should send to this node's ranks, and when the agent sends it instead."""
 
     def receive(self, received: signal.Signals) -> None:
-        """Send the ranks a signal that this agent has received; forward the first one to the coordinator."""
+        """Send the ranks a signal that this agent has received; report the first one to the coordinator."""
         if received in (signal.SIGTERM, signal.SIGINT):
             self._terminated = self._terminated or time.time()
         self._stop(received, f"received {received.name}")
@@ -154,7 +155,7 @@ class StopRequests:
         self.is_stopping = True
         self.deadline = 0.0
         if self._workers:
-            purpose = "the script decides what it saves" if self._rules.is_script else "which save and exit"
+            purpose = "the script decides what to save" if self._rules.is_script else "which save and exit"
             self._recorder.log(f"{reason}: {requested.name} is passed on to the ranks, {purpose}")
         self._request(requested, requested in self._workers.signals_of_slurm())
 

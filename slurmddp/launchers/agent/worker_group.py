@@ -55,7 +55,7 @@ from slurmddp.runs.text_format import counted
 _UNKILLABLE_S = 60.0
 """Seconds for killed ranks to end: the kernel needs time to free large memories."""
 _END_S = 2.0
-"""Seconds that `stop` waits for a killed rank. A rank that the kernel holds in I/O is left to SLURM."""
+"""Seconds that `stop` waits for a killed rank. SLURM ends a rank that the kernel keeps in I/O for longer."""
 _POLL_S = 0.002
 _TRACKER_S = 2.0
 """Seconds for the resource tracker of a dead rank to end by itself; it needs milliseconds."""
@@ -64,7 +64,7 @@ _REQUESTS = STOP_SIGNALS | {signal.SIGINT}
 _CODES_OF_A_STOP = frozenset(
     {EXIT_FINISHED, EXIT_STOPPED, *(-number for number in _REQUESTS), *(128 + number for number in _REQUESTS)}
 )
-"""Exit codes of a program that was asked to stop and has left for that reason; negative for a signal."""
+"""Exit codes of a program that was asked to stop and ended for that reason; negative for a signal."""
 
 
 class WorkerGroup(ABC):
@@ -87,7 +87,7 @@ class WorkerGroup(ABC):
         self._running: dict[int, int] = {}
         """The local ranks that run, by pid."""
         self._ended_by_agent = False
-        """Whether this agent ends the ranks, so that their exit codes say nothing."""
+        """Whether this agent ends the ranks, so that their exit codes show no failure."""
         self._kill_by = 0.0
         """When all killed ranks should have ended, on the monotonic clock."""
         self._oom = OomWatch()
@@ -184,7 +184,7 @@ class WorkerGroup(ABC):
             os.kill(pid, number)
 
     def stop(self, grace_s: float) -> None:
-        """End every rank: send SIGTERM, and SIGKILL after `grace_s`; return when no rank is left."""
+        """End every rank: send SIGTERM, and SIGKILL after `grace_s`; return when no rank runs."""
         # Record the ranks that have ended by themselves, whose exit codes count.
         self.poll()
         self._ended_by_agent = True
@@ -194,7 +194,7 @@ class WorkerGroup(ABC):
         self.wait(_END_S)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until no rank is left, for at most `timeout_s`."""
+        """Wait until no rank runs, for at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         self.poll()
         while self._running and time.monotonic() < deadline:
@@ -290,7 +290,7 @@ class ForkedWorkers(WorkerGroup):
         self._forwarded: dict[int, set[int]] = {}
         """The stop signals that each rank was sent, by local rank."""
         self._signals_before: frozenset[int] = frozenset()
-        """The signals that others had sent to the processes of this node before the last rank started."""
+        """The signals that SLURM had sent to the processes of this node before the last rank started."""
         self._meetings = MeetingWatch()
 
     def meeting_point(self, assignment: Assignment) -> tuple[str, int]:
@@ -329,7 +329,7 @@ class ForkedWorkers(WorkerGroup):
         self._signals_before = self._reaper.signals_seen()
 
     def expect_stop(self) -> None:
-        """Note that the run was asked to stop: ranks that leave from now on have not finished."""
+        """Note that the run was asked to stop: ranks that exit from now on have not finished."""
         self._is_stopping = True
 
     def ask_to_stop(self, requested: signal.Signals) -> None:
@@ -357,7 +357,7 @@ class ForkedWorkers(WorkerGroup):
         return (self._reaper.signals_seen() - self._signals_before) & _REQUESTS
 
     def _judge(self, local_rank: int, code: int) -> int:
-        """Return 75 for a rank that has left because of a stop, whatever exit code its program uses.
+        """Return 75 for a rank that has exited because of a stop, whatever exit code its program uses.
 
         A script that saves at the signal usually ends with 0 or by the signal. A rank that fails after the
         request only because it lost its peers has stopped as well. The 0 of a loop on Distributon stays 0

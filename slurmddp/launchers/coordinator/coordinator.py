@@ -58,9 +58,9 @@ class State(str, Enum):
       RESTARTING or ENDING when that failure is reported, and ENDING after CAUSE_WAIT_S without a report.
     - AWAITING_SAVES: a script's rank has failed after the run was asked to stop, while other ranks may still
       save. It becomes ENDING when the other ranks have ended, and after STOP_WAIT_S.
-    - RESTARTING: the agents kill their ranks. It becomes RUNNING when no rank is left, or ENDING if a report
+    - RESTARTING: the agents kill their ranks. It becomes RUNNING when no rank runs, or ENDING if a report
       that came in the meantime rules out the restart.
-    - ENDING: all agents were ordered to leave. This state is final.
+    - ENDING: all agents were ordered to exit. This state is final.
     """
 
     JOINING = "joining"
@@ -103,7 +103,7 @@ class Group:
 
     @property
     def cause(self) -> Failure:
-        """Return the failure that most likely came first and caused the others."""
+        """Return the failure that most likely came first and caused the other failures."""
         return likely_first([*self.failures, *self.left.values()])
 
     def reach(self, step: int, at: float) -> None:
@@ -170,7 +170,8 @@ class Coordinator:
         self._unhealthy: dict[int, str] = {}
         """Agents whose nodes did not pass the preflight, with the reasons, if the job tolerates their loss.
 
-        They run no more ranks but stay: SLURM may end the job when a task leaves its step early.
+        These agents run no more ranks but don't exit: SLURM may end the job when a task of its step exits
+        early.
         """
         self._shrunk: Failure | None = None
         """Why a node is missing, if the other nodes continue without a replacement."""
@@ -265,7 +266,7 @@ class Coordinator:
         self._end_hang(now)
 
     def leave(self, code: int) -> None:
-        """Order all agents to leave; agents without ranks exit with `code`.
+        """Order all agents to exit; agents without ranks exit with `code`.
 
         If a script's rank has failed after the run was asked to stop, the attempt ends as failed instead.
         """
@@ -277,7 +278,7 @@ class Coordinator:
         self._order(self._present, msg.Leave(code=code))
 
     def fail(self, cause: Failure) -> None:
-        """End the attempt as failed: record the cause and order all agents to end their ranks and leave."""
+        """End the attempt as failed: record the cause and order all agents to end their ranks and exit."""
         # Write the record of an earlier restart before the record of this failure.
         self.write_records()
         if self.state == State.ENDING:
@@ -419,7 +420,7 @@ class Coordinator:
             self.leave(errors.combine_exit_codes(group.done.values()))
             return
 
-        # Ranks of the other nodes should stop or finish soon, too. Their agents watch that.
+        # Ranks of the other nodes should stop or finish soon, too. Their agents check that they do.
         if is_news:
             self._order(group.agents - group.done.keys(), msg.OthersDone(code=message.code))
         self._end_hung_at_exit(now)
@@ -559,7 +560,7 @@ class Coordinator:
     def _record_restart(self, failed: Group, silent_s: float) -> None:
         before = failed.assignment
         cause = failed.cause
-        # Record the finding of the preflight as the cause: it says more than the exit codes of the ranks.
+        # Record the finding of the preflight as the cause: it explains more than the exit codes of the ranks.
         unhealthy = [agent for agent in before.agents if agent in self._unhealthy]
         if unhealthy:
             cause = unhealthy_node(unhealthy[0], self._hosts, self._unhealthy[unhealthy[0]])

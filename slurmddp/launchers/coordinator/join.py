@@ -57,7 +57,8 @@ class JoinWait:
         waited_s = now - self._begun
         agents = choose_agents(places, present, rules)
 
-        # If enough nodes have joined, the ranks wait only `_SPARES_WAIT_S` for the rest, such as a spare.
+        # If enough nodes have joined, the ranks wait only `_SPARES_WAIT_S` for further nodes, such as a
+        # spare.
         enough = len(agents) == rules.nodes and waited_s >= _SPARES_WAIT_S
         can_begin = bool(choose_agents(places, present | coming, rules))
         if not coming or enough or not can_begin:

@@ -95,9 +95,9 @@ class WorkersFailed(FailureReport):
 
 
 class WorkersKilled(FailureReport):
-    """No rank is left on the node, as `KillWorkers` has ordered.
+    """No rank runs on the node any more, as `KillWorkers` has ordered.
 
-    `failures` are those of ranks that ended by themselves before the kill.
+    `failures` are the failures of ranks that ended by themselves before the kill.
     """
 
 

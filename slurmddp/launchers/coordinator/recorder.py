@@ -51,4 +51,4 @@ class Recorder:
         """Record a rank that is stuck and so holds up all other ranks."""
 
     def slow(self, straggler: Straggler, restart_count: int) -> None:
-        """Record a rank that is slower than the others."""
+        """Record a rank that is slower than the other ranks."""

@@ -109,7 +109,7 @@ class Connection:
         return self._end.fileno()
 
     def secure(self, sending: bytes, receiving: bytes) -> None:
-        """Add HMACs to all frames that are sent from now on, and check those of received frames.
+        """Add HMACs to all frames that are sent from now on, and check the HMACs of received frames.
 
         Args:
             sending: the key for sent frames.

@@ -281,7 +281,7 @@ class Hub:
                     return messages
 
         # A closed connection means that the member has ended, unless the member never used this connection:
-        # it may have closed it to use another one.
+        # it may have closed this connection to use another.
         if connection.ended == CLOSED and peer.uses_connection:
             messages.append((node, self._lose(peer, "connection closed")))
         elif connection.ended:

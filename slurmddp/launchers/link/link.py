@@ -28,9 +28,9 @@ class Link(Protocol):
 
     Besides the agents' messages, `handle` returns {"kind": "Joined", "host": ...} when another agent has
     joined, and {"kind": "Lost", "why": ...} when it is lost: on the hub about each member, on a member about
-    the hub. A lost agent stays lost. An agent that sends a farewell before it leaves is not lost. For an
-    agent that fell silent, `Lost` also has `together`: how many agents fell silent together, or 0 if another
-    agent still sends.
+    the hub. A lost agent stays lost. An agent that sends a farewell before it exits is not lost. For an agent
+    that fell silent, `Lost` also has `together`: how many agents fell silent together, or 0 if another agent
+    still sends.
     """
 
     def descriptors(self) -> list[int]:
@@ -44,7 +44,7 @@ class Link(Protocol):
     def send(self, to: int, message: Message) -> None:
         """Send a message to a node rank: from the hub to any other node, from a member to the hub.
 
-        An agent that has not joined yet gets the message when it joins. An agent that is lost or has left
+        An agent that has not joined yet gets the message when it joins. An agent that is lost or has exited
         gets nothing.
 
         Raises:

@@ -31,7 +31,7 @@ from slurmddp.launchers.local.script_run import ScriptRun
 from slurmddp.runs.text_format import counted
 
 _EVERY_ADDRESS = Address(socket.AF_INET, "0.0.0.0")
-"""The address to probe ports on: a port that is free there is free on any address that the ranks will use."""
+"""The address to probe ports on: a port that is free on it is free on any address that the ranks use."""
 
 
 def run(command: Sequence[str], ranks: int, nodes: int | None) -> int:
@@ -132,7 +132,7 @@ def _program(name: str) -> str:
 
 
 def _in_allocation(command: Sequence[str], ranks: int, nodes: int) -> int:
-    """Replace this process by an srun that starts this module on each node, which runs `main`."""
+    """Replace this process by srun, which starts this module on each node and so runs `main` there."""
     task = [*STEP_OPTIONS, "--ntasks-per-node=1"]
     this_module = [sys.executable, "-m", __name__]
     step = [f"--nodes={nodes}", f"--ntasks={nodes}", "--kill-on-bad-exit=1", "--unbuffered"]
@@ -144,7 +144,7 @@ def _in_allocation(command: Sequence[str], ranks: int, nodes: int) -> int:
 def _free_port(task: Sequence[str]) -> str:
     """Return a port that is free on the first node of the allocation, as a string.
 
-    A separate srun runs this module there.
+    A separate srun runs this module on that node.
 
     Args:
         task: the options of srun, and the command that starts this module.

@@ -141,7 +141,8 @@ def rank_variables(
         master: MASTER_ADDR and MASTER_PORT.
     """
     values = dict(environ)
-    # Only rank 0 writes to this process's output. Into the pipes of the others Python would write in blocks.
+    # Only rank 0 writes to this process's output. The other ranks have pipes, into which Python would write
+    # in blocks.
     if rank > 0:
         values.setdefault("PYTHONUNBUFFERED", "1")
     values.setdefault(FAULTHANDLER_VARIABLE, "1")

@@ -16,9 +16,9 @@ class Launcher(Protocol):
     def run(self, command: Sequence[str], ranks: Sequence[Mapping[str, str]], folder: str | None) -> int:
         """Start `command` once per rank, wait until all ranks have ended, and return their exit code.
 
-        If a rank fails, the others must be ended, because they may wait for it without end. SIGINT, SIGTERM
-        and SIGUSR2 to this process must reach all ranks, so that they save and exit. No rank may outlive the
-        call.
+        If a rank fails, the other ranks must be ended, because they may wait for it without end. SIGINT,
+        SIGTERM and SIGUSR2 to this process must reach all ranks, so that they save and exit. No rank may
+        outlive the call.
 
         Args:
             command: the program and its arguments.

@@ -151,8 +151,8 @@ class LocalNodes:
     def poll(self) -> int | None:
         """Return the attempt's exit code once all agents have ended; None before.
 
-        Node 0's agent, or the recorded failure, decides the code. Once an agent has failed, the others have
-        `_FORCE_AFTER_S` seconds until they are killed.
+        Node 0's agent, or the recorded failure, decides the code. Once an agent has failed, the other agents
+        have `_FORCE_AFTER_S` seconds until they are killed.
         """
         codes = [self._code_of(agent) for agent in self.agents]
         # If the job tolerates the loss of a node, only node 0's agent decides whether the attempt fails.

@@ -226,7 +226,7 @@ class LocalRun:
     def _conclude(self, code: int) -> requeue_policy.Outcome:
         """Record how the attempt ended, and return its outcome and whether another attempt follows.
 
-        The rules are those of the batch step.
+        The rules of the batch step apply.
         """
         # A later attempt runs elsewhere, and only its launcher writes the records.
         if self.folder.is_superseded(self.attempt):

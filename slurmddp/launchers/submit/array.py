@@ -1,7 +1,7 @@
 """Submit prepared runs as one array of SLURM: each element trains in a separate run folder.
 
-The script of an array lies in a hidden folder beside the run folders, `.NAME.N`. The file `elements` beside
-the script names the run folders in the order of the indexes. The script and the commands find the run of an
+The script of an array is in a hidden folder beside the run folders, `.NAME.N`. The file `elements` beside the
+script names the run folders in the order of the indexes. The script and the commands find the run of an
 element by this file, even if sbatch's answer was lost. `element/` holds the code, which is equal for all
 runs. A new run copies the code at its first start. A run that existed before gets it at the submission.
 """

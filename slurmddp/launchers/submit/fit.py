@@ -21,7 +21,7 @@ from slurmddp.slurm.limits.site import Site, may_lift, partitions_for
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Whether a job fits its site; it does unless there are `reasons` against it."""
+    """Whether SLURM starts a job at its site: yes, unless there are `reasons` against the job."""
 
     reasons: tuple[Finding, ...] = ()
     """Why SLURM never starts the job."""

@@ -23,7 +23,7 @@ def live_jobs(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[dict[str
 
 
 def _live(jobs: Mapping[str, JobState]) -> dict[str, JobState]:
-    """Return those of the `jobs` that wait or run, by job id."""
+    """Return the `jobs` that wait or run, by job id."""
     live_states = (PENDING | ACTIVE) - {"COMPLETING"}
     return {job_id: job for job_id, job in jobs.items() if job.state in live_states}
 
@@ -31,7 +31,7 @@ def _live(jobs: Mapping[str, JobState]) -> dict[str, JobState]:
 def leftovers_of_each(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[list[str]]:
     """Return the ids of the jobs that SLURM still has for each run of `folders`, all of which have ended.
 
-    They are the jobs that wait, and those that the run folder does not name. One query asks SLURM for all
+    They are the jobs that wait, and the jobs that the run folder does not name. One query asks SLURM for all
     runs. Without an answer the lists are empty.
     """
     try:

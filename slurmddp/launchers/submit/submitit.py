@@ -54,7 +54,7 @@ def _ignore_signal(_number: int, _frame: object) -> None:
 class SubmititSubmitter:
     """Submits a run as a job of submitit, which runs the run's batch script.
 
-    submitit's files lie in the folder `submitit/` of the run folder.
+    submitit's files are in the folder `submitit/` of the run folder.
     """
 
     def __init__(self, slurm: SlurmClient) -> None:

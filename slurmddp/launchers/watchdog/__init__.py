@@ -1,1 +1,1 @@
-"""Find ranks that hang or are slower than the others, and where they are in the code."""
+"""Find ranks that hang or are slower than the other ranks, and where they are in the code."""

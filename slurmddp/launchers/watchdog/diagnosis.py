@@ -1,4 +1,4 @@
-"""Find the rank that holds up or slows the others, from the reports of all agents.
+"""Find the rank that holds up or slows the other ranks, from the reports of all agents.
 
 An agent whose ranks hang sends `HangSuspected`. The coordinator then asks all agents for the stacks of their
 ranks. The reports show which rank is stuck, or that no rank is. The agents also send the paces of their ranks
@@ -29,7 +29,7 @@ _REPORTS_S = 15.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a diagnosis: the stuck rank, which holds up all others, and the cause to record."""
+    """The result of a diagnosis: the stuck rank, which holds up all other ranks, and the cause to record."""
 
     report: RankReport
     cause: Cause

@@ -1,8 +1,8 @@
 """Decide whether the ranks of a node hang, from their heartbeat pages and the clock alone.
 
-Ranks in a collective wait for each other, so one rank that hangs holds up all others. The time-out of the
-collective comes half an hour later and names the ranks that wait. Most such time-outs have their cause on the
-CPU's side (over 60 % in Meta's fleet, PyTorch blog of 2026-03-25), in a rank that never reached the
+Ranks in a collective wait for each other, so one rank that hangs holds up all other ranks. The time-out of
+the collective comes half an hour later and names the ranks that wait. Most such time-outs have their cause on
+the CPU's side (over 60 % in Meta's fleet, PyTorch blog of 2026-03-25), in a rank that never reached the
 collective. `stuck_rank.py` finds this rank.
 
 The watchdog must never end a training that makes progress. Therefore:

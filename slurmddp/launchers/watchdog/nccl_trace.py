@@ -29,7 +29,7 @@ class FlightRecorder:
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
-        # The pipes lie in a local folder: not every file system of logs can hold named pipes, and a rank that
+        # The pipes are in a local folder: not every file system of logs can hold named pipes, and a rank that
         # can't create its pipe fails.
         self._pipes = Path(tempfile.mkdtemp(prefix="slurmddp-nccl-"))
 

@@ -1,4 +1,4 @@
-"""Find the rank that is slower than the others, from the times that each rank measures without the others.
+"""Find the rank that is slower than the other ranks, from times in which a rank does not wait for others.
 
 In data parallel training all ranks take as long as the slowest, since they wait for it in the backward pass.
 So the time until the backward pass is compared: the wait for data and the forward pass, on a GPU by the GPU's
@@ -96,7 +96,7 @@ def per_step(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> dict[int, P
 
 
 def straggler(means: Mapping[int, Pace]) -> Straggler | None:
-    """Return the rank that slows the others down, from the mean times of `per_step`; None if no rank does.
+    """Return the rank that slows down the other ranks, by the mean times of `per_step`; None if no rank does.
 
     See the module's docstring for the two limits that its time must exceed.
     """

@@ -1,4 +1,4 @@
-"""Find the rank that holds up the others, from the step, the phase and the Python stack of each rank.
+"""Find the rank that holds up the other ranks, by the step, phase and Python stack of each rank.
 
 When ranks hang, nearly all wait in a collective. The stuck rank does something else, or is in another
 collective.
@@ -23,7 +23,7 @@ _WAITS_IN = (
     "/torch/nn/parallel/distributed.py",
     "/slurmddp/training/process_group/rendezvous.py",
 )
-"""A rank waits for others if its innermost frame contains one of these paths."""
+"""A rank waits for other ranks if its innermost frame contains one of these paths."""
 _STOP = "/slurmddp/training/stopping/agreement.py"
 """The file in which a rank waits for the agreement on a stop."""
 _END_OF_GROUP = (" in destroy_process_group", " in _shutdown_backend")
@@ -108,8 +108,8 @@ def reports(
 def first_stopped(all_reports: Sequence[RankReport]) -> RankReport | None:
     """Return the rank that holds up all ranks of the job; None if the job may make progress.
 
-    The job may make progress if the rank for which the others wait is still within its limit, or if any rank
-    has a recent heartbeat, has no limit, or is held by a debugger.
+    The job may make progress if the rank for which the other ranks wait is still within its limit, or if any
+    rank has a recent heartbeat, has no limit, or is held by a debugger.
     """
     if not all_reports:
         return None
@@ -134,7 +134,7 @@ def _makes_progress(report: RankReport, recent_s: float) -> bool:
 
 
 def _order_among(all_reports: Sequence[RankReport]) -> Any:
-    """Return a sort key for reports by which the rank that probably holds up the others comes first."""
+    """Return a sort key for reports: the rank that probably holds up the other ranks comes first."""
     places = Counter(place(report) for report in all_reports)
 
     def order(report: RankReport) -> tuple[Any, ...]:
@@ -192,8 +192,8 @@ def place(report: RankReport) -> str:
 def _lines_in_common(report: RankReport, all_reports: Sequence[RankReport]) -> tuple[int, ...]:
     """Return the line numbers of a rank in the outermost functions that all ranks are in.
 
-    The outermost function comes first. The tuple ends at the first line that differs between ranks. As a
-    sort key, it puts the rank at the lowest line first, which is behind the others.
+    The outermost function comes first. The tuple ends at the first line that differs between ranks. As a sort
+    key, it puts the rank at the lowest line first, because that rank is behind the other ranks.
     """
     stacks = [[_split(frame) for frame in reversed(other.stack)] for other in all_reports if other.stack]
     lines = []

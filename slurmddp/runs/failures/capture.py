@@ -1,8 +1,8 @@
 """Capture the failure of a process: its exit, the end of its log, and the record of its first observer.
 
 srun reports the highest exit code of all tasks, which hides the first cause. So the first agent or local
-launcher that sees a rank die writes `failure.json` into the logs of the attempt, and others leave this file
-alone.
+launcher that sees a rank die writes `failure.json` into the logs of the attempt; later observers don't change
+this file.
 """
 
 from __future__ import annotations

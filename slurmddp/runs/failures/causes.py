@@ -73,7 +73,7 @@ _LOSS_LINES = 5
 
 
 def reads_like_a_lost_peer(lines: Sequence[str]) -> bool:
-    """Return whether the last lines of a process say that it failed because it lost another rank."""
+    """Return whether the last lines of a process show that it failed because it lost another rank."""
     return bool(_line_of_loss(lines))
 
 
@@ -114,7 +114,7 @@ def _crashed_thread(lines: Sequence[str]) -> list[str]:
 def find_cause(
     exit_code: int | None, signal: str | None, lines: Sequence[str], oom: str | None = None
 ) -> Cause:
-    """Find out why a process ended; return UNKNOWN if nothing says so.
+    """Find out why a process ended; return UNKNOWN if nothing shows the reason.
 
     Args:
         exit_code: the exit code of the process; None after a signal.
@@ -162,7 +162,7 @@ def of_text(text: str, place: str = "") -> Cause:
 
 
 def lost_peer(line: str) -> Cause:
-    """Return the cause `lost_peer`, with the line in which a process says that it lost another rank."""
+    """Return the cause `lost_peer`, with the line in which a process reports that it lost another rank."""
     return Cause.of("lost_peer", shorten(line, _TEXT_CHARS))
 
 
@@ -308,7 +308,7 @@ def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:
 
 
 def _line_of_loss(lines: Sequence[str]) -> str:
-    """Return the line in which a process says that it lost another rank; empty without such a line.
+    """Return the line in which a process reports that it lost another rank; empty without such a line.
 
     The message of the last exception is searched, or the last lines if there is no exception.
     """
@@ -330,7 +330,7 @@ def _before_loss(plain: Sequence[str]) -> Sequence[str]:
 
 
 def _loss_in(plain: Sequence[str]) -> str:
-    """Return the last line that says that another rank was lost; empty without such a line.
+    """Return the last line that reports the loss of another rank; empty without such a line.
 
     The message of the last exception is searched, or the last `_LOSS_LINES` if there is no exception.
     """

@@ -291,9 +291,9 @@ def _with_earlier_kind(failure: Failure) -> Failure:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Return whether a failure may be only the consequence of another one.
+    """Return whether a failure may be only the consequence of another failure.
 
-    A rank that lost another rank, that ended before the others, or that stalled in a collective may have
+    A rank that lost another rank, that ended before the other ranks, or that stalled in a collective may have
     failed because of another rank.
     """
     if failure.exit_code == EXIT_FINISHED or failure.kind == "stalled_together":
@@ -310,12 +310,12 @@ def is_consequence(failure: Failure) -> bool:
 
 
 def likely_first(failures: Iterable[Failure]) -> Failure:
-    """Return which of several simultaneous failures most likely caused the others, with its reason.
+    """Return which of several simultaneous failures most likely caused the other failures, with its reason.
 
     Failures that may be consequences (see `is_consequence`) come last. Among equals, a deliberate refusal
     comes before a signal from outside, then an exit code, then an abort, with which a rank ends after it lost
-    other ranks. Equal kinds are sorted by time. A rank that ended with 0 is the cause if all others only lost
-    a rank.
+    other ranks. Equal kinds are sorted by time. A rank that ended with 0 is the cause if all other ranks only
+    lost a rank.
     """
 
     def order(failure: Failure) -> tuple[int, float, int]:

@@ -91,7 +91,7 @@ def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 def _script(job: Job) -> list[Path]:
     """Return a list with the script of a job, empty without a script.
 
-    `project_files.sources` may lack the script: it may not be a Python file, or lie outside the project.
+    `project_files.sources` may lack the script: it may not be a Python file, or may be outside the project.
     """
     script = own_script(job.program.config.get("program") or {})
     path = job.project_dir / Path(script).expanduser()

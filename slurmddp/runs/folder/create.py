@@ -302,7 +302,7 @@ def _writable_for_us_alone() -> Iterator[None]:
 
 @contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Turn an OSError of the body into a ConfigError that names the path and says what to do."""
+    """Turn an OSError of the body into a ConfigError that names the path and gives advice."""
     # For a run that exists, the hint does not suggest another runs_dir: the run folder can't move.
     if folder.is_dir():
         hint = "Make it writable for this account, or make room there."

@@ -145,7 +145,7 @@ def _limits(attempt: RecordedAttempt) -> str:
 
 
 def _saved(attempt: RecordedAttempt) -> str:
-    """Return a clause that names the last recorded save, or says that there is none.
+    """Return a clause that names the last recorded save, or states that there is none.
 
     Empty if no save was recorded and the program may keep checkpoints of its own.
     """
@@ -212,7 +212,7 @@ def is_unanswered(folder: RunFolder) -> bool:
     try:
         return read_history(folder).last == UNANSWERED
     except (SlurmddpError, OSError):
-        # The error is reported elsewhere: `slurmddp status` says that the events can't be read.
+        # The error is reported elsewhere: `slurmddp status` reports that the events can't be read.
         return False
 
 
@@ -316,8 +316,8 @@ def _resumed(known: RecordedAttempt, event: Mapping[str, Any]) -> dict[str, Any]
         is_restarted = known.again_at is not None
         return {"resumed_step": step, "again_step": step if is_restarted else None}
 
-    # Without a restart in place, the trainer has rolled back to a checkpoint. The time of the rollback counts
-    # as that of a restart.
+    # Without a restart in place, the trainer has rolled back to a checkpoint. The rollback counts as a
+    # restart, at the time of the rollback.
     again_at = event.get("time") if known.again_at is None else known.again_at
     return {"again_at": again_at, "again_step": step}
 

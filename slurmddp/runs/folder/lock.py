@@ -186,7 +186,7 @@ def _has_ended(text: str, age_s: float) -> bool:
     except (ValueError, KeyError, TypeError):
         return age_s > _WRITING_S
 
-    # Only the age of the file says something about a process on another host.
+    # Of a process on another host, only the age of its file can be checked.
     if host != socket.gethostname():
         return age_s > _STALE_S
     # The start time is compared, because another process may have the same pid by now.

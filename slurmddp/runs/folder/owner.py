@@ -1,4 +1,4 @@
-"""Refuse files and folders that other accounts own or can change, and warn if others can write to runs."""
+"""Refuse files and folders that other accounts own or can change; warn if they can write to runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def foreign_owner(path: Path) -> str | None:
     if user == 0:
         return None
 
-    # For a link, its own owner counts as well as that of its target: that account can change the target.
+    # For a link, the owner of the link counts as well as the owner of the target: the first can let the link
+    # lead to another target.
     for status in (path.lstat, path.stat):
         try:
             owner = status().st_uid
@@ -53,7 +54,7 @@ def refuse_foreign(root: Path, hint: str = _OWN_RUN) -> None:
 
     Args:
         root: the folder.
-        hint: what the error says to do.
+        hint: the advice of the error.
     """
     # For a folder of checkpoints that does not exist yet, the owner of its run counts. `is_there` lists the
     # parent folder, so it is called only if the parent is a run: listing thousands of runs takes long.
@@ -98,7 +99,7 @@ def refuse_file_of_others(
 
     Args:
         path: a file, or a folder of which only the owner is checked; nothing happens if it does not exist.
-        hint: what the error says to do if another account owns the file.
+        hint: the advice of the error if another account owns the file.
     """
     if not path.exists():
         return
@@ -120,7 +121,7 @@ def refuse_file_of_others(
 
 
 def _trusted() -> set[int]:
-    """Return the user ids whose files this process trusts: its own, root's, and that of sudo's caller."""
+    """Return the user ids whose files this process trusts: this account, root, and the caller of sudo."""
     trusted = {os.geteuid(), 0}
     if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
         trusted.add(int(os.environ["SUDO_UID"]))

@@ -34,7 +34,7 @@ class SentFile:
     digest: str
     """SHA-256 of the content, or of the target of a link."""
     mode: int = 0o644
-    """The permissions of a file, without the right of others to write."""
+    """The permissions of a file, without the right of other accounts to write."""
     link: str | None = None
     """The target of a symbolic link; None for a file."""
 

@@ -116,7 +116,7 @@ def draw(axes: Sequence[Axis], best: int | None, size: Size) -> Figure:
     figure, (plot,) = new_figure(size)
     wide = is_wide(size)
 
-    # The line of the best run is drawn last, above the others.
+    # The line of the best run is drawn last, above the other lines.
     for run in sorted(range(len(axes[0].places)), key=lambda number: number == best):
         places = [axis.places[run] for axis in axes]
         look: dict[str, Any] = {"color": COLOURS["train"], "linewidth": 1.3, "alpha": 0.5}

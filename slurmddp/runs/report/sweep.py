@@ -49,7 +49,7 @@ def write_sweep_report(
     """Write the HTML page that compares the runs of a sweep, and return its path.
 
     Args:
-        file: the path of the page; the run folders lie beside it.
+        file: the path of the page; the run folders are in the same folder.
         name: the name of the sweep.
         statuses: the statuses of its runs, whose reports have been written.
         missing: the number of points without a run folder.

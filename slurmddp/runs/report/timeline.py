@@ -47,7 +47,7 @@ class AttemptTimeline:
     left: float = _ENDLESS
     """Time after which no step was made, if an event records it."""
     stuck: float = _ENDLESS
-    """Time from which a rank that hung held up all others."""
+    """Time from which a rank that hung held up all other ranks."""
     logged: LoggedStep | None = None
     gaps: Sequence[Gap] = ()
     """Times without a logged step in the attempt, also before or after a restart in place."""
@@ -317,7 +317,7 @@ class Timeline:
         self._waited = {}
 
     def _restart(self, attempt: AttemptTimeline, event: Event, time: float) -> None:
-        """End the current AttemptTimeline, and begin that of the same attempt after its restart or rollback.
+        """End the current AttemptTimeline, and begin the next one for the ranks after a restart or rollback.
 
         Args:
             attempt: the current timeline.

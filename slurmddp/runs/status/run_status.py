@@ -1,4 +1,4 @@
-"""The status of a run, from its run folder; SLURM is asked only if the folder does not say how the run ended.
+"""The status of a run, from its run folder; SLURM is asked only if the folder does not record the end.
 
 So a status needs no accounting, and a run that has ended costs no query. Unknown is never success.
 """
@@ -81,7 +81,7 @@ class RunStatus:
     exit_code: int | None = None
     """Exit code of the newest attempt, if it has ended."""
     outcome: str | None = None
-    """How the newest attempt ended: finished, stopped, failed and others; None if it has not."""
+    """How the newest attempt ended, such as finished, stopped or failed; None if it has not ended."""
     failure: Failure | None = None
     """Why the newest attempt failed."""
     restarted: tuple[Restart, ...] = ()
@@ -337,7 +337,7 @@ def _detail_of_finished(step: int | None, total_steps: int | None) -> str:
 
 
 def _before(folder: RunFolder, history: History) -> str:
-    """Return how the last attempt but one ended, with the cause of a failure; empty if there was none."""
+    """Return how the second-last attempt ended, with the cause of a failure; empty if there is none."""
     if len(history.attempts) < 2:
         return ""
 

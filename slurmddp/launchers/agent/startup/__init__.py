@@ -1,1 +1,1 @@
-"""Hold `sitecustomize`: this folder stands first in PYTHONPATH until a person's program has started."""
+"""Hold `sitecustomize`: this folder is first in PYTHONPATH until a person's program has started."""
