@@ -8,8 +8,8 @@ Three records show how an attempt ended. Each has one writer and holds a fact th
 
 The agent of node 0 can't write one record for all nodes: it exits before the other agents, so it never learns
 their exit codes. The batch step needs these codes. An agent without an exit code was killed, or its host
-failed. It may also still be writing a checkpoint: so the watch over srun waits twenty minutes for it, but
-only one minute after all agents have recorded their codes.
+failed. Or the agent may still be writing a checkpoint: so the watch over srun waits twenty minutes if a code
+is missing, but only one minute if all agents have recorded their codes.
 """
 
 from __future__ import annotations

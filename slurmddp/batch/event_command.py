@@ -52,7 +52,7 @@ class EventCommands:
     def start(self, kind: str, attempt: int, **facts: Any) -> None:
         """Start the command for an event, and return at once.
 
-        A process of its own watches the command, because the caller may end or be killed meanwhile.
+        A separate process watches the command, because the caller may end or be killed while it runs.
 
         Args:
             kind: started, requeued, finished, stopped, cancelled or failed.
@@ -114,7 +114,7 @@ def run_command(folder: RunFolder, request: Mapping[str, Any], timeout_s: float 
     folder.add_event(
         "warned",
         attempt=event["attempt"],
-        text=f"policy.on_event: `{command[0]}` {failure}, at the event {event['event']}; "
+        text=f"policy.on_event: `{command[0]}` {failure} (event: {event['event']}); "
         f"its output is in {folder.event_log(event['attempt'])}",
     )
 

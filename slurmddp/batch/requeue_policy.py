@@ -131,8 +131,8 @@ def exit_code(
     """Return the exit code of an attempt; None if an agent recorded none and nothing shows why.
 
     Args:
-        code: the exit code of srun: the highest code of its tasks, killed tasks included. It is 0 if SLURM
-            gave a node up, and 1 if the kernel killed any process because memory ran out.
+        code: the exit code of srun: the highest code of its tasks, killed tasks included. The code is 0 if
+            SLURM gave a node up, and 1 if the kernel killed any process because memory ran out.
         failure: the exit code in the record of the first failure, 0 if the record holds no code; None without
             a record.
         agents: the result of `Attempt.common_exit_code`; None if an agent did not end with 0 or 75.

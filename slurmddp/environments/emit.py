@@ -105,7 +105,8 @@ def rank_environment(
         "NODE_RANK": str(node.node_rank),
     }
     if node.environment == "slurm":
-        # Libraries such as Lightning compare the task counts of the step with the configured number of ranks.
+        # Libraries such as Lightning compare the task counts of the step with the configured number of ranks,
+        # so the counts describe one task per rank.
         values.update(_task(node.hosts, (ranks_per_node,) * node.nodes, node.node_rank, local_rank, rank))
         if node.cpus is not None:
             values.update(_cpus_per_task(max(1, node.cpus // ranks_per_node), inherited or {}))

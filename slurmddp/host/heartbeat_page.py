@@ -85,7 +85,7 @@ class ReportedError:
 
 
 class HeartbeatPage:
-    """A page of memory that a rank shares with its agent: the rank writes heartbeats, the agent reads."""
+    """A page of memory that a rank shares with its agent: the rank writes heartbeats, the agent reads it."""
 
     def __init__(self, descriptor: int) -> None:
         """Map the page of the file `descriptor` into memory; -1 creates a page that is not shared."""
@@ -138,7 +138,7 @@ class HeartbeatPage:
         self._counts[_FINISHED] = True
 
     def resumed(self, step: int) -> None:
-        """Write from which step the training resumes; 0 for a new training."""
+        """Write to the page from which step the training resumes; 0 for a new training."""
         self._counts[_RESUMED] = step
 
     def completed(self, step: int, seconds: float, wait_s: float, forward_s: float = 0.0) -> None:

@@ -1,8 +1,8 @@
 """Ports that are derived from the id of a launch, so that its processes find each other.
 
 All processes derive the same list of ports. The listener takes the first free port of the list. A client
-tries the ports in order and asks each listener for a proof. It thereby skips other services, and listeners of
-other jobs and earlier attempts.
+tries the ports in order and asks each listener for a proof. The client thereby skips other services, and
+listeners of other jobs and earlier attempts.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ def _indexed(path: Path) -> list[str]:
 def last_touched(path: str) -> float | None:
     """Return when a run's configuration, events or metrics were last modified, in seconds since the epoch.
 
-    None if the folder holds no run.
+    The result is None if the folder holds no run.
     """
     configured = _written_at(f"{path}/{_CONFIG}")
     if configured is None:

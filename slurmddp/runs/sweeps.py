@@ -113,7 +113,7 @@ def names() -> list[str]:
 def find_to_show(name: str | None) -> Sweep | None:
     """Return the sweep that a name means: the name of the sweep, its beginning, or the `name=` of its runs.
 
-    None if the name means a run, or nothing.
+    The result is None if the name means a run, or nothing.
 
     Raises:
         RunNotFoundError: the name means several sweeps.

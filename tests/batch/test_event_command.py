@@ -92,7 +92,7 @@ def test_the_batch_step_tells_start_and_end_as_json_and_ends_as_ever(
 @pytest.mark.parametrize(
     ("command", "timeout_s", "why"),
     [
-        (["sh", "-c", "exit 3"], 60, "`sh` ended with exit code 3, at the event failed"),
+        (["sh", "-c", "exit 3"], 60, "`sh` ended with exit code 3 (event: failed)"),
         (["no-such-program"], 60, "`no-such-program` can't be started (No such file or directory)"),
         (["sh", "-c", "sleep 600 & echo $! >child; wait"], 0.5, "`sh` was killed after 0.5 s"),
     ],

@@ -9,8 +9,8 @@ starts as torchrun would start it (`user_program.py`). The agent never initialis
 so that it can be forked. Node 0's agent decides for all agents when ranks start, restart and end (see
 `Coordinator`).
 
-An agent's exit code combines the exit codes of its ranks (`errors.combine_exit_codes`). It is 0 once a later
-attempt has begun; the file `exit-node-N` always holds the combined code.
+An agent's exit code combines the exit codes of its ranks (`errors.combine_exit_codes`). The exit code is 0
+once a later attempt has begun; the file `exit-node-N` always holds the combined code.
 """
 
 from __future__ import annotations

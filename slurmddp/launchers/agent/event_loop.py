@@ -216,8 +216,8 @@ class AgentLoop:
     def _finish_writing(self) -> None:
         """Wait until the checkpoints that ranks have left in memory are written to disk.
 
-        Wait for at most `_WRITING_S`, and not until SLURM kills the job. All agents wait, because srun ends
-        the other agents when an agent exits with a code other than 0.
+        Wait for at most `_WRITING_S`, and end the wait before SLURM kills the job. All agents wait, because
+        srun ends the other agents when an agent exits with a code other than 0.
         """
         until = time.monotonic() + _WRITING_S
         if self._code != EXIT_FINISHED:

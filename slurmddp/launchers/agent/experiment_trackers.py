@@ -39,7 +39,8 @@ def tracker_environment(folder: RunFolder, environ: Mapping[str, str]) -> dict[s
 def _birth(folder: RunFolder) -> str:
     """Return the first line of the run's event file; empty if it can't be read.
 
-    It differs between two people's runs of the same name, and between a run and its repetition by `--again`.
+    The line differs between two people's runs of the same name, and between a run and its repetition by
+    `--again`.
     """
     try:
         with folder.attempts_file.open(encoding="utf-8", errors="replace") as events:

@@ -20,7 +20,7 @@ from slurmddp.runs.folder.layout import RunFolder
 def batch_script_is_gone(environ: Mapping[str, str]) -> bool:
     """Return whether the batch script of this job, which started this agent on this host, has ended.
 
-    False if the environment has no pid of a batch script.
+    The result is False if the environment has no pid of a batch script.
     """
     pid = environ.get(SCRIPT_PID_VARIABLE, "")
     if not pid.isdecimal():

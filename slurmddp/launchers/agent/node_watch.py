@@ -1,7 +1,7 @@
 """Watch the ranks of a node for its agent: read their heartbeats and, on request, their stacks.
 
 The watch reports to the coordinator and decides nothing itself, because the ranks of one node may only wait
-for ranks of another node (`watchdog/diagnosis.py`). It never blocks: the agent's loop calls `poll`.
+for ranks of another node (`watchdog/diagnosis.py`). The watch never blocks: the agent's loop calls `poll`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POLL_S = 1.0
 _STACKS_POLL_S = 0.02
 """Seconds between two polls while ranks write their stacks."""
 _RECORDER_S = 3.0
-"""Seconds for NCCL's flight recorder to write its file; it reads requests once a second."""
+"""Seconds for NCCL's flight recorder to write its file; the recorder reads requests once a second."""
 
 
 class NodeWatch:
@@ -148,7 +148,7 @@ class NodeWatch:
     def _answer(self) -> list[Report]:
         """Once all requested stacks have come, write them to the log folder and return the reports.
 
-        Empty before, and if no stacks were requested.
+        The result is empty before that, and if no stacks were requested.
         """
         if self._request is None or not self._request.poll():
             return []

@@ -128,7 +128,7 @@ def _load_libraries(package: str, libraries: Sequence[str]) -> None:
 
 
 def _import_quietly(name: str) -> None:
-    """Import a module ahead of the modules that need it; ignore ImportError, which their import raises."""
+    """Import a module ahead of the modules that need it; ignore ImportError, which they will raise again."""
     with suppress(ImportError):
         importlib.import_module(name)
 

@@ -113,8 +113,8 @@ class StopRequests:
     def poll(self, now: float) -> None:
         """Send the ranks a stop signal if one is due.
 
-        It is due if a signal that SLURM should have sent has not come, if another rank has stopped unasked,
-        or if the run of a script has a stop file.
+        A signal is due if a signal that SLURM should have sent has not come, if another rank has stopped
+        unasked, or if the run of a script has a stop file.
         """
         if self._awaited is not None and now >= self._awaited[0]:
             requested = self._awaited[1]

@@ -122,7 +122,7 @@ def _file(folder: RunFolder, script: str) -> str:
 def _threads(environ: Mapping[str, str]) -> dict[str, str]:
     """Return OMP_NUM_THREADS=1, as torchrun sets it, if this machine runs several ranks.
 
-    Empty for a single rank, and if `environ` has a value.
+    The result is empty for a single rank, and if `environ` has a value.
     """
     info = detect(environ)
     # Emulated nodes are all on this machine, so all ranks of the job share it.

@@ -400,7 +400,7 @@ class ForkedWorkers(WorkerGroup):
     def _describe_step(self, agents: tuple[int, ...]) -> None:
         """Compute the variables that describe a step on the nodes of these agents to each local rank.
 
-        They are the variables that srun would set.
+        srun would set the same variables.
         """
         node = self._spec.node
         node_rank = agents.index(node.node_rank)
@@ -482,8 +482,8 @@ class ForkedWorkers(WorkerGroup):
     def ranks_apart(self) -> int:
         """Return the number of ranks of a person's program if they never connected to each other.
 
-        0 if they connected, or if that is unknown. The heartbeat of a rank with Distributon shows that it
-        has connected.
+        The result is 0 if they connected, or if that is unknown. The heartbeat of a rank with Distributon
+        shows that it has connected.
         """
         ranks = len(self._agents) * self._spec.ranks_per_node
         if ranks == 1 or not self._has_meeting_point():

@@ -44,12 +44,12 @@ class JoinWait:
 
         Args:
             now: the time.
-            present: the agents that have joined and are not gone.
+            present: the agents that have joined, without the agents in `gone`.
             gone: the agents that were lost or can run no ranks, with the reasons; they are not awaited.
 
         Returns:
             None to continue the wait. Otherwise two values: the agents that run ranks, in the order of the
-            ranks (empty if too few have joined), and why a node is missing (None if none is).
+            ranks (empty if too few have joined), and why a node is missing (None if no node is missing).
         """
         rules = self._rules
         places = range(rules.nodes)

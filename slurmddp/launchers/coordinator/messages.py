@@ -69,7 +69,7 @@ class AgentUnable(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Message):
-    """A report about the ranks of one node. It is ignored once another worker group has replaced them."""
+    """A report about the ranks of one node, ignored once another worker group has replaced these ranks."""
 
     restart_count: int = -1
     """The restart count of the worker group that the report is about; -1 before the first worker group."""

@@ -91,7 +91,7 @@ def rules_of(config: Mapping[str, Any], nodes_of_job: int) -> Rules:
 def choose_agents(before: Sequence[int], present: Collection[int], rules: Rules) -> tuple[int, ...]:
     """Return the agents that run ranks next, in the order of the ranks; empty if too few are present.
 
-    An agent that ran ranks keeps its node rank. A spare takes the node rank of an agent that is gone. If no
+    An agent that ran ranks keeps its node rank. A spare takes the node rank of an agent that was lost. If no
     spare is left, the later agents get lower node ranks. Without the first agent of `before`, no agent runs
     ranks.
 
@@ -150,9 +150,9 @@ class Facts:
 def decide(facts: Facts, rules: Rules) -> Decision:
     """Decide whether the ranks restart in place.
 
-    They don't if a rank ended deliberately, or if the failure would probably recur: the group has completed
-    no step beyond the earlier groups. The loss of a node is no fault of the program, so after it a restart
-    needs enough other nodes, but no new step.
+    The ranks don't restart if a rank ended deliberately, or if the failure would probably recur: the group
+    has completed no step beyond the earlier groups. The loss of a node is no fault of the program, so after
+    it a restart needs enough other nodes, but no new step.
     """
     refusals = set(DELIBERATE_CODES)
     # After a failed preflight a restart is possible, because another node can replace the unhealthy node.

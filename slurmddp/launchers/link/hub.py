@@ -323,7 +323,8 @@ class Hub:
     def _fell_silent_with(self, peer: _Peer) -> int:
         """Return how many members fell silent at about the same time as `peer`, which is included.
 
-        0 if another member was heard more than `lost_after_s / 2` later, and so is still connected.
+        The result is 0 if another member was heard more than `lost_after_s / 2` later, and so is still
+        connected.
         """
         peers = [other for other in self._peers.values() if other.is_present or other.silent]
         later_s = [other.heard - peer.heard for other in peers]

@@ -180,7 +180,7 @@ class Member:
     def _published(self) -> list[Endpoint]:
         """Return the endpoints that the hub has published in the run folder.
 
-        Empty once the member has joined, and in its first `_PUBLISHED_S` seconds.
+        The result is empty once the member has joined, and in its first `_PUBLISHED_S` seconds.
         """
         if self._joined or self._awake.now < _PUBLISHED_S:
             return []

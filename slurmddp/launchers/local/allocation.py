@@ -34,7 +34,7 @@ class Allocation:
 
         Args:
             nodes: the number of nodes that are needed.
-            setting: the key or option that asks for them, for the error message.
+            setting: the key or option that asks for the nodes, for the error message.
 
         Raises:
             ConfigError: the allocation has fewer nodes.
@@ -76,7 +76,7 @@ class Allocation:
 def around(environ: Mapping[str, str]) -> Allocation | None:
     """Return the allocation in which this process runs, by the environment variables.
 
-    None outside of an allocation, inside a step, and on an emulated node.
+    The result is None outside of an allocation, inside a step, and on an emulated node.
     """
     if EMULATED_VARIABLE in environ or not slurm.in_allocation(environ) or slurm.in_step(environ):
         return None

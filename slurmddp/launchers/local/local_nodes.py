@@ -198,8 +198,8 @@ class LocalNodes:
     def stop(self, received: signal.Signals = signal.SIGTERM) -> signal.Signals:
         """Ask the ranks to save and exit, so that the attempt ends with 75; return the signal that is sent.
 
-        SIGINT (Ctrl-C) is sent on as SIGINT, for programs that save after a KeyboardInterrupt. But srun
-        would end its step after SIGINT, so in an allocation it gets `stop_signal`.
+        SIGINT (Ctrl-C) is forwarded as SIGINT, for programs that save after a KeyboardInterrupt. But srun
+        would end its step after SIGINT, so in an allocation srun gets `stop_signal`.
 
         Args:
             received: the signal that this process has received.

@@ -194,6 +194,6 @@ def _is_name_of_run(name: str) -> bool:
 def _new_token() -> str:
     """Return a unique argument for the script of an array, by which its jobs are found in the queue.
 
-    It names no run, because all elements share it.
+    The argument names no run, because all elements share it.
     """
     return f"slurmddp:array-{secrets.token_hex(6)}"

@@ -16,7 +16,7 @@ from slurmddp.slurm.states import ACTIVE, PENDING, JobState
 def live_jobs(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[dict[str, JobState]]:
     """Return the jobs of each run that wait or run in SLURM, by job id.
 
-    They include jobs that the run folder does not name.
+    The result includes jobs that the run folder does not name.
     """
     jobs_by_path = slurm.jobs_of_each([folder.path for folder in folders])
     return [_live(jobs_by_path[folder.path]) for folder in folders]
@@ -31,7 +31,7 @@ def _live(jobs: Mapping[str, JobState]) -> dict[str, JobState]:
 def leftovers_of_each(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[list[str]]:
     """Return the ids of the jobs that SLURM still has for each run of `folders`, all of which have ended.
 
-    They are the jobs that wait, and the jobs that the run folder does not name. One query asks SLURM for all
+    These are the jobs that wait, and the jobs that the run folder does not name. One query asks SLURM for all
     runs. Without an answer the lists are empty.
     """
     try:

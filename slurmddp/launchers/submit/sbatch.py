@@ -1,7 +1,7 @@
 """Submit a prepared run to SLURM by sbatch; submitit's submitter uses the same functions.
 
-Both submitters exclude the nodes that failed lately under runs of the account, if the cluster has enough
-other nodes.
+Both submitters exclude the nodes that failed in the last hours during runs of this account, if the cluster
+has enough other nodes.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def submit(job: Job, script: Path, slurm: SlurmClient) -> str:
 
 
 def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[str]:
-    """Return the options of sbatch that exclude nodes which failed lately under runs of the account.
+    """Return the options of sbatch that exclude nodes which failed lately during runs of this account.
 
-    Empty if there are no such nodes, or if SLURM would refuse the job without them.
+    The result is empty if there are no such nodes, or if SLURM would refuse the job without them.
 
     Args:
         jobs: the jobs of the submission, all on one cluster.
@@ -78,7 +78,7 @@ def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[
 
 
 def _failed_nodes(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[str]:
-    """Return the nodes that failed lately under these runs and, if they are shared, under other runs.
+    """Return the nodes that failed lately during these runs and, if failures are shared, during other runs.
 
     Nodes of other runs are left out if SLURM does not name its cluster.
     """

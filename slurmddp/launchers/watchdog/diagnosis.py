@@ -101,7 +101,7 @@ class PaceComparison:
         """When the pace of all ranks is reported again."""
 
     def take(self, paces: Mapping[int, Pace], now: float) -> tuple[str | None, Straggler | None]:
-        """Add the paces of an agent's ranks; compare the ranks once the paces of all have come.
+        """Add the paces of an agent's ranks; compare the ranks once the paces of all ranks have come.
 
         A rank is a straggler if `straggler` finds it in two consecutive comparisons.
 

@@ -139,7 +139,7 @@ def read_activity(pid: int) -> Activity:
 def _io_bytes(folder: Path) -> int:
     """Return the bytes that a process has read and written by system calls, sockets included.
 
-    0 if `folder`, its folder in /proc, can't be read.
+    The result is 0 if `folder`, its folder in /proc, can't be read.
     """
     # The process may have ended meanwhile.
     with suppress(OSError, ValueError):

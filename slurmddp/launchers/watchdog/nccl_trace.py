@@ -1,8 +1,8 @@
 """Let NCCL's flight recorder write the last collectives of each rank to files when the ranks hang.
 
-torch keeps the collectives in memory. It writes them on NCCL's time-out, which comes later than the watchdog,
-or when a byte arrives in a named pipe, which each rank creates. `torchfrtrace` reads the files. Ranks on gloo
-have no such recorder.
+torch keeps the collectives in memory. torch writes them on NCCL's time-out, which comes later than the
+watchdog, or when a byte arrives in a named pipe, which each rank creates. `torchfrtrace` reads the files.
+Ranks on gloo have no such recorder.
 """
 
 from __future__ import annotations

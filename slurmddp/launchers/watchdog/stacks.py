@@ -1,7 +1,7 @@
 """Ask ranks that hang, and their loader workers, for their Python stacks, by a signal.
 
 Each rank arms faulthandler at its start (`arm_stacks`). The handler runs in C at once, whatever thread holds
-the interpreter. Loader workers that a rank forks inherit the handler. It writes into the shared
+the interpreter. Loader workers that a rank forks inherit the handler. The handler writes into the shared
 memory behind the rank's heartbeat page (`host/heartbeat_page.py`). All processes of a rank share this memory,
 so the agent asks them one after the other. The agent never waits: its loop calls `poll`.
 """
@@ -72,7 +72,7 @@ class StackRequest:
         return all(done) or now >= self._until
 
     def stacks(self) -> dict[int, RankStacks]:
-        """Return the answers that have come so far, by global rank; a rank without one has empty stacks."""
+        """Return the answers so far, by global rank; a rank without an answer has empty stacks."""
         return {rank: asked.result() for rank, asked in self._asked.items()}
 
 
@@ -111,7 +111,7 @@ class _Rank:
 
         while self.left:
             pid = self.left.pop(0)
-            # Only a process with a handler is asked: the signal would kill any other.
+            # Only a process with a handler is asked: the signal would kill any other process.
             if _read_status(pid).answers:
                 with suppress(ProcessLookupError):
                     os.kill(pid, STACKS_SIGNAL)

@@ -2,11 +2,11 @@
 
 In data parallel training all ranks take as long as the slowest, since they wait for it in the backward pass.
 So the time until the backward pass is compared: the wait for data and the forward pass, on a GPU by the GPU's
-clock (`training/heartbeat.py`). It shows slow storage, a slow GPU, and a busy or throttled CPU.
+clock (`training/heartbeat.py`). The comparison shows slow storage, a slow GPU, and a busy or throttled CPU.
 
-It does not show a slow backward pass or optimizer. If the forward pass waits for other ranks, as DDP does for
-batch norm's buffers, only the waits for data can be measured. The same holds for a loop that does not call
-`Distributon.backward`.
+The comparison does not show a slow backward pass or optimizer. If the forward pass waits for other ranks, as
+DDP does for batch norm's buffers, only the waits for data can be measured. The same holds for a loop that
+does not call `Distributon.backward`.
 
 A rank is slow if its time exceeds the median of all ranks by a fifth, and by a twentieth of the step. A
 comparison takes place at most every half minute. A line about the pace of all ranks comes every ten minutes.
@@ -72,7 +72,7 @@ class Straggler:
 def per_step(now: Mapping[int, Pace], before: Mapping[int, Pace]) -> dict[int, Pace]:
     """Return the mean times of one step since `before`, by global rank.
 
-    Empty if a rank has taken fewer than `_FEWEST_STEPS` steps since then.
+    The result is empty if a rank has taken fewer than `_FEWEST_STEPS` steps since then.
 
     Args:
         now: the newest sums of each rank.
@@ -126,7 +126,7 @@ def straggler(means: Mapping[int, Pace]) -> Straggler | None:
 def pace_line(means: Mapping[int, Pace]) -> str | None:
     """Return a log line with a step's median duration and the rank that waits longest for data.
 
-    None if `means` is empty.
+    The result is None if `means` is empty.
     """
     if not means:
         return None

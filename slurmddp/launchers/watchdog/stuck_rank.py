@@ -125,8 +125,8 @@ def first_stopped(all_reports: Sequence[RankReport]) -> RankReport | None:
 def _makes_progress(report: RankReport, recent_s: float) -> bool:
     """Return whether a rank may be at work.
 
-    It may if it has no limit, is held by a debugger, or had a heartbeat in the last `recent_s` seconds and
-    within its limit.
+    A rank may be at work if it has no limit, is held by a debugger, or had a heartbeat in the last `recent_s`
+    seconds and within its limit.
     """
     if report.limit_s is None or report.state == "t":
         return True
@@ -178,7 +178,7 @@ def at_exit(report: RankReport) -> bool:
 def place(report: RankReport) -> str:
     """Return the innermost frame in the program's code, else in slurmddp's, else in a library's.
 
-    It has the form `file.py:LINE in FUNCTION`; empty without a stack.
+    The result has the form `file.py:LINE in FUNCTION`; it is empty without a stack.
     """
     frames: Sequence[str] = [frame for frame in report.stack if not any(part in frame for part in _LIBRARIES)]
     users = [frame for frame in frames if not frame.startswith(_SLURMDDP)]

@@ -212,8 +212,8 @@ def _of_abort(lines: Sequence[str], messages: Sequence[str]) -> Cause | None:
 def _before_abort_at_exit(lines: Sequence[str]) -> Sequence[str] | None:
     """Return the lines before the message of an abort while Python shut down; None without such an abort.
 
-    It is recognised by the lack of Python frames after the message: at that time faulthandler shows none, or
-    is already disabled.
+    Such an abort is recognised by the lack of Python frames after the message: at that time faulthandler
+    shows none, or is already disabled.
     """
     if _TERMINATED not in lines:
         return None
@@ -290,7 +290,8 @@ def _of_kill(who: str, oom: str) -> Cause:
 def _refusal(exit_code: int | None, lines: Sequence[str]) -> str:
     """Return the error line that a process printed without a traceback, such as a usage error.
 
-    Empty if there is none, if the process continued after it, or if an exception ended the process.
+    The result is empty if there is no such line, if the process continued after it, or if an exception ended
+    the process.
     """
     if exit_code == _EXIT_USAGE and lines and _USAGE.match(lines[-1]):
         return lines[-1]

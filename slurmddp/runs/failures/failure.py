@@ -358,7 +358,7 @@ def describe(failure: Failure) -> str:
 def as_error(failure: Failure, log: Path, *, with_lines: bool = True) -> SlurmddpError:
     """Return an error for a person with the cause, the last lines and the path of the log.
 
-    Its class depends on the exit code: ConfigError, NoProgressError or RankFailure.
+    The class of the error depends on the exit code: ConfigError, NoProgressError or RankFailure.
 
     Args:
         failure: the failure.

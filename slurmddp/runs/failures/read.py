@@ -130,7 +130,7 @@ def describe_other_ranks(ends: Sequence[Failure], first: Failure) -> str:
 def _first_bad_exit(folder: RunFolder, attempt: int) -> Failure | None:
     """Return the end of the rank that failed first, for an attempt whose agents recorded no failure.
 
-    None if no rank failed, or if the ranks restarted in place after the failure.
+    The result is None if no rank failed, or if the ranks restarted in place after the failure.
     """
     ends = rank_exits(folder, attempt)
     newest = max((end.restart_count for end in ends), default=0)
@@ -168,7 +168,7 @@ def _hosts_of_lost_agents(folder: RunFolder, attempt: int) -> dict[int, str]:
 def _failed_start(folder: RunFolder, attempt: int, hosts: Mapping[int, str]) -> Failure | None:
     """Return the failure of an agent that could not start, from messages of srun, Python or a container.
 
-    None if there is no such message.
+    The result is None if there is no such message.
 
     Args:
         folder: the run folder.

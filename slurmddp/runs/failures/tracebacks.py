@@ -118,9 +118,9 @@ def before_last(lines: Sequence[str]) -> Sequence[str] | None:
 def went_on(lines: Sequence[str], number: int, exit_code: int | None) -> bool:
     """Return whether a process continued after the exception in line `number`.
 
-    It did if at least `_AS_BEFORE` later lines have the same words as a line before. Other lines may belong
-    to a long message, or to the end of the process. If the exit code is not 1, `_OVER_AND_OVER` later lines
-    with the same new words count as well.
+    A process continued if at least `_AS_BEFORE` later lines have the same words as an earlier line. Other
+    lines may belong to a long message, or to the end of the process. If the exit code is not 1,
+    `_OVER_AND_OVER` later lines with the same new words count as well.
     """
     before = {_text_words(line) for line in lines[:number] if not line.startswith(" ")}
     after = Counter(_text_words(line) for line in lines[number + 1 :] if not line.startswith((" ", "\t")))
@@ -216,7 +216,7 @@ def _as_one_line(frames: Sequence[Sequence[str]]) -> list[str]:
 def place_in_file(lines: Sequence[str], error: str) -> str:
     """Return the place of a SyntaxError as ` (train.py:12)`, for Python prints it without a traceback.
 
-    Empty for other errors.
+    The result is empty for other errors.
     """
     if not _SYNTAX.match(error):
         return ""

@@ -1,9 +1,9 @@
 """Copy the project's code at submission, so that a job that waits or is requeued runs this code.
 
-The snapshot copies the files that git tracks or would offer to track, uncommitted work included. It links
-data that git ignores and untracked files with secrets: a script finds them beside its `__file__`, and the run
-folder holds no copy of them. The snapshot records the commit and the difference from it. If the code came
-over ssh, the snapshot copies exactly the files that were sent, and links everything else in the folder.
+The snapshot copies the files that git tracks or would offer to track, uncommitted work included. The snapshot
+links data that git ignores and untracked files with secrets: a script finds them beside its `__file__`, and
+the run folder holds no copy of them. The snapshot records the commit and the difference from it. If the code
+came over ssh, the snapshot copies exactly the files that were sent, and links everything else in the folder.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _record(project_dir: Path, target: Path, names: Sequence[str], *, is_sent: b
     if commit == _NO_COMMIT:
         return commit
     if not diff.exists():
-        return f"commit {commit}, and git can't list the changes since"
+        return f"commit {commit}, and git can't list later changes"
     if diff.stat().st_size:
         return f"commit {commit}, with uncommitted changes"
     return f"commit {commit}"

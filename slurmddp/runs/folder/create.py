@@ -159,7 +159,7 @@ def _write_settings(draft: RunFolder, job: Job, script: str | None) -> None:
 def _as_yaml(config: Mapping[str, Any]) -> str:
     """Return a configuration as YAML.
 
-    The text of each top-level value is cached. It is used again if the next configuration has the same
+    The text of each top-level value is cached. The text is used again if the next configuration has the same
     object.
     """
     for key, value in config.items():

@@ -77,8 +77,9 @@ def share(folder: RunFolder, cluster: str, *, since: float) -> None:
             continue
 
         shared = {**exclusion, "cluster": cluster, "run": folder.name}
-        # A lost node is shared only for _LOST_S: SLURM itself keeps jobs off a node that is down. It does not
-        # know about a node that failed the preflight, so that exclusion keeps its full time.
+        # A lost node is shared only for _LOST_S: SLURM itself keeps jobs off a node that is down. SLURM does
+        # not know about a node that failed the preflight, so the exclusion of such a node keeps its full
+        # time.
         if exclusion.get("found_by") != "preflight":
             shared["expires"] = min(exclusion["expires"], _time(exclusion, "time") + _LOST_S)
         if _key(shared) not in known:

@@ -95,7 +95,7 @@ def stop_source(event: Mapping[str, Any]) -> str | None:
 def restart_count(record: Mapping[str, Any]) -> int | None:
     """Return how often the ranks of an attempt had restarted in place when an event or failure was recorded.
 
-    None if the record does not hold the number.
+    The result is None if the record does not hold the number.
     """
     # Records of earlier versions call the number `generation`.
     count = record.get("restart_count", record.get("generation"))
@@ -147,7 +147,7 @@ def _limits(attempt: RecordedAttempt) -> str:
 def _saved(attempt: RecordedAttempt) -> str:
     """Return a clause that names the last recorded save, or states that there is none.
 
-    Empty if no save was recorded and the program may keep checkpoints of its own.
+    The result is empty if no save was recorded and the program may keep checkpoints of its own.
     """
     if attempt.saved_step is not None:
         return f", last save at step {attempt.saved_step}"

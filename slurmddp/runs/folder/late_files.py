@@ -61,7 +61,8 @@ def _listed(folder: Path) -> frozenset[str]:
 def look_again(folder: Path) -> None:
     """Make this host's file system client drop its caches of a folder and of the files in it.
 
-    Call it before a decision that can't be repeated, but not in a poll: it changes the folder's times.
+    Call this function before a decision that can't be repeated, but not in a poll: it changes the folder's
+    times.
     """
     # A client that caches listings (sshfs, NFS with a long `actimeo`) drops them when it changes the folder.
     with suppress(OSError):

@@ -27,7 +27,7 @@ LATE = frozenset(
 def state_dir() -> Path:
     """Return the folder of the files that all runs of this account share.
 
-    It is `$XDG_STATE_HOME/slurmddp`, by default `~/.local/state/slurmddp`.
+    The folder is `$XDG_STATE_HOME/slurmddp`, by default `~/.local/state/slurmddp`.
     """
     state = os.environ.get("XDG_STATE_HOME", "")
     # The XDG specification says to ignore a relative path.

@@ -31,7 +31,8 @@ _warned: set[Path] = set()
 def foreign_owner(path: Path) -> str | None:
     """Return the name of the other account that owns `path`.
 
-    None if this account owns it or is root, if the owner is unknown, or if the path does not exist.
+    The result is None if this account owns it or is root, if the owner is unknown, or if the path does not
+    exist.
     """
     user = os.geteuid()
     if user == 0:
@@ -131,7 +132,7 @@ def _trusted() -> set[int]:
 def read_own(path: Path) -> bytes | None:
     """Return the content of a file after checking that only this account can write it.
 
-    None if the file does not exist.
+    The result is None if the file does not exist.
 
     Raises:
         ConfigError: another account owns the file, or can write into it.

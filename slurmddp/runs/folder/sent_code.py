@@ -1,6 +1,6 @@
 """The list of the code that was sent to a folder of a login node: every file with its digest.
 
-A snapshot of that folder copies the files of this list. It does not ask git on the host.
+A snapshot of that folder copies the files of this list. The snapshot does not ask git on that node.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def _picture(
 ) -> dict[str, str]:
     """Return the parallel coordinates plot of the runs with a result, in the formats of `drawing.picture`.
 
-    It is empty if fewer than two runs have a result, or if no setting differs.
+    The result is empty if fewer than two runs have a result, or if no setting differs.
     """
     indices = [index for index, run in enumerate(runs) if run.result is not None]
     if result is None or len(indices) < 2 or not differ:

@@ -201,7 +201,7 @@ class AttemptTimeline:
     def _end_of(self, gap: Gap) -> float | None:
         """Return when a gap ended for these ranks: with their next logged line, or with their failure.
 
-        None if these ranks were not in this gap.
+        The result is None if these ranks were not in this gap.
         """
         if gap.until <= self.ended:
             return gap.until

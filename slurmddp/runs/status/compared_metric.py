@@ -43,8 +43,8 @@ def compared_metric(
 ) -> ComparedMetric | None:
     """Choose the metric by which runs are compared.
 
-    It is the metric in `best` or in the first `train.best` of the runs; else the held-out loss, else the
-    training loss, else the first metric that a program logs. None if the runs have logged nothing.
+    The result is the metric in `best` or in the first `train.best` of the runs; else the held-out loss, else
+    the training loss, else the first metric that a program logs. None if the runs have logged nothing.
 
     Args:
         folders: the run folders.

@@ -352,8 +352,8 @@ def _before(folder: RunFolder, history: History) -> str:
 def _reached(history: History, values: Latest) -> int | None:
     """Return the last known step of the ranks that were started last.
 
-    It may be lower than the last step of earlier ranks. Until these ranks log a step, it is the step of the
-    checkpoint from which they resume. None if no step is known.
+    The result may be lower than the last step of earlier ranks. Until these ranks log a step, it is the step
+    of the checkpoint from which they resume; None if no step is known.
     """
     newest = history.newest
     if newest is None:

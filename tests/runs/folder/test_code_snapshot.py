@@ -278,7 +278,7 @@ def test_a_difference_that_git_cannot_compute_is_unknown_and_not_empty(project: 
     (project / "train.py").write_text("print(2)\n")
     shutil.rmtree(project / ".git" / "objects")
     (project / ".git" / "objects").mkdir()
-    assert f"commit {commit}, and git can't list the changes since" in take(project, tmp_path / "code")
+    assert f"commit {commit}, and git can't list later changes" in take(project, tmp_path / "code")
     assert taken(tmp_path / "code") >= {"train.py", ".slurmddp/commit.txt"}
     assert ".slurmddp/diff.patch" not in taken(tmp_path / "code")
 

@@ -157,7 +157,7 @@ def _arm_faulthandler(descriptor: str) -> None:
 def _end_after_gloo() -> None:
     """Register an exit handler that waits for gloo's threads: Python may abort if it shuts down before them.
 
-    It runs after the program's exit handlers, because it is registered first.
+    This handler runs after the program's exit handlers, because it is registered before them.
     """
     import atexit
 
