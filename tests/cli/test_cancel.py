@@ -143,7 +143,7 @@ def test_cancel_of_a_local_run_elsewhere_says_where(make_run, slurm, capsys):
     assert "process 123 on laptop-of-ann" in capsys.readouterr().out
     assert main(["status", "gpt"]) == 0
     said = capsys.readouterr().out
-    assert "a person cancelled it; whether process" in said
+    assert "a person cancelled it; from this machine" in said
     assert "can't be seen" in said
 
 

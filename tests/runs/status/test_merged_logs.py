@@ -87,7 +87,7 @@ def test_the_ends_of_other_ranks_and_earlier_failures_are_shown_too(folder):
         "-- attempt 0: rank 1 on node2 was killed by SIGSEGV; the ranks restarted in place",
         "-- attempt 0: rank 3 on node4 ended with exit code 1: no space left: OSError",
         "-- of the other ranks: 2 killed by SIGTERM, 1 exit code 75",
-        "-- Make room there, or ask for a larger quota.",
+        "-- Free space on that disk, or ask for a larger quota.",
     ]
 
 

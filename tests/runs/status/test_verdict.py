@@ -44,7 +44,7 @@ def test_a_run_that_ended_at_its_time_limits_says_what_to_do(make_run, slurm, co
     write(run, SUBMITTED, started(), end)
     current = status(run, slurm)
     assert current.state == "failed"
-    assert ("4 in a row" in current.detail) == (count == 4)
+    assert ("4 time limits in a row" in current.detail) == (count == 4)
     assert advice in current.advice
     assert ("program.checkpoints=PATH" in current.advice) == (count == 4 and checkpoints is None)
 
@@ -153,7 +153,7 @@ def test_nothing_that_slurm_says_makes_a_success(state, cancelled):
 
 @pytest.mark.parametrize(
     ("cancelled", "state", "detail"),
-    [(False, "unknown", "does not answer"), (True, "cancelled", "can't be seen")],
+    [(False, "unknown", "does not answer"), (True, "cancelled", "it is unknown whether job 7 has ended")],
 )
 def test_a_job_of_which_a_silent_slurm_says_nothing_may_still_be_there(folder, cancelled, state, detail):
     write(folder, SUBMITTED, started())
@@ -250,8 +250,18 @@ def test_only_a_job_that_slurm_requeued_is_told_so_while_its_begin_time_has_not_
     ("facts", "state", "active", "detail"),
     [
         ({}, "starting", True, str(os.getpid())),
-        ({"pid": 2**22}, "lost", False, "is gone"),  # Linux gives no such number to a process.
-        ({"time": 1_000_000_000.0}, "lost", False, "is gone"),  # A stranger has the number of its process.
+        (
+            {"pid": 2**22},
+            "lost",
+            False,
+            "has ended, but recorded no end",
+        ),  # Linux gives no such number to a process.
+        (
+            {"time": 1_000_000_000.0},
+            "lost",
+            False,
+            "has ended, but recorded no end",
+        ),  # A stranger has the number of its process.
         ({"host": "some-other-host"}, "starting", True, "can't be seen"),
     ],
 )
