@@ -16,7 +16,8 @@ from slurmddp.control.logs import logs, selection
 from slurmddp.errors import EXIT_FINISHED
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status.merged_logs import ChosenLogs, follow
+from slurmddp.runs.status.follow_logs import follow
+from slurmddp.runs.status.merged_logs import ChosenLogs
 from slurmddp.runs.status.run_end import end_of
 from slurmddp.runs.status.run_status import status
 from slurmddp.slurm.client import SlurmClient

@@ -18,6 +18,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.environments.time_limits import TimeLimits
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
 from slurmddp.host.signals import SignalInbox
+from slurmddp.launchers.agent.grace_periods import KILL_GRACE_S, SAVE_S, TOGETHER_S
 from slurmddp.launchers.agent.node_watch import NodeWatch
 from slurmddp.launchers.agent.stop_requests import WRITING_SHARE, StopRequests
 from slurmddp.launchers.agent.without_link import LinkWait, end_without_coordinator
@@ -29,18 +30,6 @@ from slurmddp.launchers.coordinator.run_folder_recorder import RunFolderRecorder
 from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures.failure import Failure, likely_first, lost_agent, node_code
 
-_TOGETHER_S = 0.3
-"""Seconds for other failing ranks to end by themselves after the first failure.
-
-torchrun looks for failed ranks every 0.1 s.
-"""
-_SAVE_S = 30.0
-"""Seconds between SIGTERM and SIGKILL for a program that may save by itself after another rank has failed.
-
-torchrun waits as long. A program that does not handle SIGTERM ends at once.
-"""
-_KILL_GRACE_S = 1.0
-"""Seconds between SIGTERM and SIGKILL for other ranks: time to end a write, not to save."""
 _WRITING_S = 600.0
 """Seconds that an agent whose ranks have ended waits at most for a checkpoint to be written."""
 _POLL_S = 1.0
@@ -348,7 +337,7 @@ class AgentLoop:
             return
 
         cause = likely_first([*self._workers.failed, lost])
-        self._workers.stop(_KILL_GRACE_S)
+        self._workers.stop(KILL_GRACE_S)
         self._code = end_without_coordinator(cause, self._rules, self._recorder)
 
     # Orders of the coordinator.
@@ -415,10 +404,10 @@ class AgentLoop:
     def _fail(self, code: int) -> None:
         if self._at_work and not self._workers.failed:
             self._recorder.log("the attempt has failed, but no rank of this node has")
-        self._workers.wait(_TOGETHER_S)
+        self._workers.wait(TOGETHER_S)
         # Ranks that were asked to stop had their time to save before this order.
         may_save = self._workers.save_by_themselves and not self._stops.is_stopping
-        self._workers.stop(_SAVE_S if may_save else _KILL_GRACE_S)
+        self._workers.stop(SAVE_S if may_save else KILL_GRACE_S)
         self._code = code
 
     # Ranks of this node.

@@ -22,6 +22,7 @@ from slurmddp import errors
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, GOOD_CODES
 from slurmddp.host import process as linux
 from slurmddp.host.signals import SignalInbox
+from slurmddp.launchers.agent.grace_periods import KILL_GRACE_S, TOGETHER_S
 from slurmddp.launchers.agent.worker_group import WorkerGroup
 from slurmddp.launchers.coordinator import messages as msg
 from slurmddp.launchers.coordinator.coordinator import Coordinator
@@ -30,10 +31,6 @@ from slurmddp.launchers.coordinator.restart_policy import rules_of
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import Failure, describe
 
-_KILL_GRACE_S = 1.0
-"""Seconds between SIGTERM and SIGKILL for the ranks that outlive a failed rank."""
-_TOGETHER_S = 0.3
-"""Seconds before that SIGTERM, in which other failing ranks may end by themselves."""
 _POLL_S = 1.0
 """Seconds between two polls while no deadline is set."""
 _SHORT_POLL_S = 0.05
@@ -280,8 +277,8 @@ class ScriptRun:
                 self._workers.start(order)
             case msg.Fail():
                 self._is_over = True
-                self._terminate_at = time.monotonic() + _TOGETHER_S
-                self._kill_at = self._terminate_at + _KILL_GRACE_S
+                self._terminate_at = time.monotonic() + TOGETHER_S
+                self._kill_at = self._terminate_at + KILL_GRACE_S
             case msg.Leave():
                 self._is_over = True
 

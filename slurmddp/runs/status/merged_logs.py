@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.host.regular_file import open_regular
 from slurmddp.runs.failures.capture import as_drawn
 from slurmddp.runs.failures.failure import Failure
 from slurmddp.runs.failures.read import describe_other_ranks, rank_exits, read_failure, read_restarted
-from slurmddp.runs.folder.history import RecordedAttempt, read_history
+from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.late_files import is_there, read_text
 from slurmddp.runs.folder.layout import RunFolder
 
@@ -34,7 +33,7 @@ class ChosenLogs:
 
     def contains(self, path: Path) -> bool:
         """Return whether a log belongs to the selection."""
-        place, number, _ = _order(path.name)
+        place, number, _ = order(path.name)
         wanted = (self.ranks, self.nodes, frozenset[int]())[place]
         return self.everything or number in wanted
 
@@ -42,10 +41,10 @@ class ChosenLogs:
 def files(folder: RunFolder, attempt: int) -> list[Path]:
     """Return the paths of the logs of an attempt: first of ranks, then of nodes, then the others by name."""
     paths = [path for path in folder.log_dir(attempt).glob("*.log") if path.is_file()]
-    return sorted(paths, key=lambda path: _order(path.name))
+    return sorted(paths, key=lambda path: order(path.name))
 
 
-def _order(name: str) -> tuple[int, int, str]:
+def order(name: str) -> tuple[int, int, str]:
     """Return the sort key of a log's file name: ranks by number, nodes by number, then others by name."""
     for place, pattern in enumerate((_RANK, _NODE)):
         match = pattern.fullmatch(name)
@@ -214,97 +213,3 @@ class LineReader:
         if not rest:
             return []
         return [as_drawn(rest.decode("utf-8", errors="replace"))]
-
-
-@dataclass
-class _Follower:
-    folder: RunFolder
-    selection: ChosenLogs
-    attempt: int
-    readers: dict[Path, LineReader] = field(default_factory=dict)
-
-    def start(self, count: int | None) -> Iterator[str]:
-        """Yield the last `count` lines of each selected log, or all for None; `more` continues after them."""
-        for path in selected_files(self.folder, self.attempt, self.selection):
-            yield from self._labelled(path, self._reader(path).start(count))
-
-    def more(self) -> Iterator[str]:
-        """Yield the lines that were written since the last call."""
-        paths = {*selected_files(self.folder, self.attempt, self.selection), *self.readers}
-        for path in sorted(paths, key=lambda path: _order(path.name)):
-            yield from self._labelled(path, self._reader(path).read())
-
-    def close(self) -> Iterator[str]:
-        """Yield the remaining lines of an attempt that has ended, its failures, and how it ended."""
-        yield from self.more()
-        for path, reader in self.readers.items():
-            yield from self._labelled(path, reader.flush())
-
-        yield from failure_lines(self.folder, self.attempt)
-        for attempt in read_history(self.folder).attempts:
-            if attempt.number == self.attempt:
-                yield f"-- attempt {self.attempt}: {_end_of(attempt)}"
-
-    def _reader(self, path: Path) -> LineReader:
-        return self.readers.setdefault(path, LineReader(path))
-
-    def _labelled(self, path: Path, lines: list[str]) -> Iterator[str]:
-        return (f"[{label(path)}] {line}" for line in lines)
-
-
-def _end_of(attempt: RecordedAttempt) -> str:
-    if attempt.ended is None:
-        return "recorded no end"
-    outcome = attempt.outcome or "ended"
-    return outcome if attempt.exit_code is None else f"{outcome}, exit code {attempt.exit_code}"
-
-
-def follow(
-    folder: RunFolder,
-    selection: ChosenLogs,
-    *,
-    count: int | None = 20,
-    has_ended: Callable[[], bool],
-    sleep: Callable[[float], None] = time.sleep,
-    poll_s: float = 0.5,
-) -> Iterator[str]:
-    """Yield the lines of the selected logs as they are written, until `has_ended` returns True.
-
-    The newest attempt comes first, then each later attempt.
-
-    Args:
-        folder: the run folder.
-        selection: the logs to show.
-        count: the number of earlier lines of each log to begin with; None for all.
-        has_ended: returns whether the run has ended.
-        sleep: waits for a number of seconds.
-        poll_s: seconds between two reads.
-    """
-    follower: _Follower | None = None
-    attempts = folder.attempts()
-    if attempts:
-        follower = _Follower(folder, selection, attempts[-1])
-        yield from follower.start(count)
-    else:
-        yield "-- no attempt has started yet; waiting (Ctrl-C ends this command, not the run)"
-
-    while True:
-        # `has_ended` is called before reading: all lines before the end are then in the files.
-        ended = has_ended()
-        if follower is not None:
-            yield from follower.more()
-
-        for attempt in folder.attempts():
-            if follower is None or attempt > follower.attempt:
-                if follower is not None:
-                    yield from follower.close()
-                yield f"-- attempt {attempt} starts"
-                follower = _Follower(folder, selection, attempt)
-                yield from follower.more()
-
-        if ended:
-            if follower is not None:
-                yield from follower.close()
-            yield from job_lines(folder, count)
-            return
-        sleep(poll_s)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status import merged_logs
+from slurmddp.runs.status import follow_logs, merged_logs
 from slurmddp.runs.status.merged_logs import ChosenLogs
 
 RANK_0 = ChosenLogs()
@@ -120,7 +120,7 @@ def follow(folder, *acts, selection=RANK_0, count=20):
     """Follow the logs of a run; each sleep between two looks runs the next of `acts` instead."""
     left = list(acts)
     return list(
-        merged_logs.follow(
+        follow_logs.follow(
             folder, selection, count=count, has_ended=lambda: not left, sleep=lambda _: left.pop(0)()
         )
     )
