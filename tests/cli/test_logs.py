@@ -89,7 +89,7 @@ def test_logs_before_the_first_attempt_say_what_it_waits_for(make_run, slurm, ca
     assert main(["logs", "gpt"]) == 0
     out, err = capsys.readouterr()
     assert out == ""
-    assert "nodes it needs are busy" in err
+    assert "nodes that it needs are busy" in err
 
 
 def test_following_an_ended_run_shows_its_end(make_run, slurm, capsys):
