@@ -8,6 +8,7 @@ import sys
 from slurmddp.checkpoint.files.listing import OTHER_VERSION, RENAMED, ListedCheckpoint
 from slurmddp.checkpoint.files.space import size_text
 from slurmddp.cli.json_output import add_json, print_json
+from slurmddp.cli.run_argument import add_run
 from slurmddp.control.checkpoints import Checkpoints, checkpoints
 from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED
 from slurmddp.runs.text_format import local_time, print_table
@@ -19,7 +20,7 @@ _STYLES |= dict.fromkeys(RENAMED, "grey")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp checkpoints`."""
-    parser.add_argument("run", metavar="RUN", help="name of the run, its beginning, or the run folder")
+    add_run(parser)
     parser.add_argument(
         "--verify", action="store_true", help="read every byte and compare it with its checksum"
     )

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from slurmddp.cli.json_output import add_json, print_json
+from slurmddp.cli.run_argument import add_run
 from slurmddp.control.diff import diff
 from slurmddp.errors import EXIT_FINISHED
 from slurmddp.runs.report.settings import as_text
@@ -17,7 +18,7 @@ _MISSING = "-"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp diff`."""
-    parser.add_argument("first", metavar="RUN", help="name of the run, its beginning, or the run folder")
+    add_run(parser, "first")
     parser.add_argument(
         "second",
         nargs="?",

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from slurmddp.cli.json_output import add_json, print_json
+from slurmddp.cli.run_argument import add_run
 from slurmddp.control.explain import Explanation, Wait, explain
 from slurmddp.errors import EXIT_FINISHED
 from slurmddp.runs.text_format import paint
@@ -14,12 +15,7 @@ from slurmddp.runs.text_format import paint
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp explain`."""
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of the run, its beginning, or the run folder (default: the newest run)",
-    )
+    add_run(parser, is_required=False)
     add_json(parser)
 
 

@@ -14,18 +14,14 @@ from pathlib import Path
 from slurmddp.checkpoint.files.export import AVERAGED
 from slurmddp.checkpoint.files.space import size_text
 from slurmddp.cli.json_output import add_json, print_json
+from slurmddp.cli.run_argument import add_run
 from slurmddp.control.export import export
 from slurmddp.errors import EXIT_FINISHED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp export`."""
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of the run, its beginning, or the run folder (default: the newest run)",
-    )
+    add_run(parser, is_required=False)
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
         "--step", type=int, metavar="N", help="step of the checkpoint (default: the newest undamaged one)"

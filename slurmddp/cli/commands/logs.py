@@ -12,6 +12,7 @@ import argparse
 import sys
 
 from slurmddp.cli.json_output import add_json, print_json
+from slurmddp.cli.run_argument import add_run
 from slurmddp.control.logs import logs, selection
 from slurmddp.errors import EXIT_FINISHED
 from slurmddp.runs import index
@@ -25,12 +26,7 @@ from slurmddp.slurm.client import SlurmClient
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp logs`."""
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of the run, its beginning, or the run folder (default: the newest run)",
-    )
+    add_run(parser, is_required=False)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-f", "--follow", action="store_true", help="follow the logs until the run has ended")
     add_json(form)

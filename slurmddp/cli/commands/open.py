@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 
+from slurmddp.cli.run_argument import add_run
 from slurmddp.control.report import report
 from slurmddp.errors import EXIT_FINISHED
 from slurmddp.host import browser
@@ -16,12 +17,7 @@ from slurmddp.runs import index
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp open`."""
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of the run, its beginning, or the run folder; or a sweep (default: the newest run)",
-    )
+    add_run(parser, takes_sweep=True, is_required=False)
     parser.add_argument("--folder", action="store_true", help="print the run folder; open nothing")
 
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import argparse
 
 from slurmddp.cli.json_output import add_json, print_json
+from slurmddp.cli.run_argument import add_run
 from slurmddp.control.report import report
 from slurmddp.errors import EXIT_FINISHED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp report`."""
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of the run, its beginning, or the run folder; or a sweep (default: the newest run)",
-    )
+    add_run(parser, takes_sweep=True, is_required=False)
     add_json(parser)
 
 

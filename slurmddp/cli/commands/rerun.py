@@ -13,17 +13,13 @@ import os
 
 from slurmddp.cli.commands import train
 from slurmddp.cli.json_output import add_json
+from slurmddp.cli.run_argument import add_run
 from slurmddp.control.rerun import command_again
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp rerun`."""
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of the run, its beginning, or the run folder (default: the newest run)",
-    )
+    add_run(parser, is_required=False)
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="settings to change: seed=1")
     train.add_flags(parser)
     add_json(parser)

@@ -15,14 +15,13 @@ import argparse
 from slurmddp.cli.commands.train import add_check
 from slurmddp.cli.json_output import add_json, lines_beside_json, start_and_print
 from slurmddp.cli.messages import print_event
+from slurmddp.cli.run_argument import add_run
 from slurmddp.runs.text_format import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp resume`."""
-    parser.add_argument(
-        "run", metavar="RUN", help="name of the run, its beginning, or the run folder; or a sweep"
-    )
+    add_run(parser, takes_sweep=True)
     parser.add_argument(
         "changes",
         nargs="*",

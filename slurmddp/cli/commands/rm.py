@@ -13,6 +13,7 @@ import sys
 from slurmddp.checkpoint.files.space import size_text
 from slurmddp.cli.json_output import add_json, print_json
 from slurmddp.cli.messages import print_event
+from slurmddp.cli.run_argument import add_run
 from slurmddp.control.events import ignore
 from slurmddp.control.remove import KeptRun, RemovedRun, remove
 from slurmddp.control.selection import select
@@ -26,9 +27,7 @@ _NAMED = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp rm`."""
-    parser.add_argument(
-        "run", metavar="RUN", help="name of the run, its beginning, or the run folder; or a sweep"
-    )
+    add_run(parser, takes_sweep=True)
     parser.add_argument("--yes", action="store_true", help="remove it; without this flag, nothing is removed")
     add_json(parser)
 

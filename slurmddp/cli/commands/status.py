@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from slurmddp.cli.commands.list import print_listing
 from slurmddp.cli.json_output import add_json, print_json
+from slurmddp.cli.run_argument import add_run
 from slurmddp.control.listing import Listing
 from slurmddp.control.status import RunDetails, status
 from slurmddp.errors import EXIT_FINISHED
@@ -34,12 +35,7 @@ _RESTARTS = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp status`."""
-    parser.add_argument(
-        "run",
-        nargs="?",
-        metavar="RUN",
-        help="name of the run, its beginning, or the run folder; or a sweep (default: the newest run)",
-    )
+    add_run(parser, takes_sweep=True, is_required=False)
     parser.add_argument(
         "-v",
         "--verbose",

@@ -11,15 +11,14 @@ from __future__ import annotations
 import argparse
 
 from slurmddp.cli.json_output import add_json, print_json
+from slurmddp.cli.run_argument import add_run
 from slurmddp.control.stop import StoppedRun, stop
 from slurmddp.errors import EXIT_FINISHED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of `slurmddp stop`."""
-    parser.add_argument(
-        "run", metavar="RUN", help="name of the run, its beginning, or the run folder; or a sweep"
-    )
+    add_run(parser, takes_sweep=True)
     add_json(parser)
 
 
