@@ -267,4 +267,4 @@ _OF_COMMAND = {
     ("stop", "run"): active_runs,
     ("cancel", "run"): active_runs,
 }
-"""The functions that replace those of `_COMPLETERS` for an argument of one command."""
+"""Completion functions for an argument of one command; they take precedence over `_COMPLETERS`."""

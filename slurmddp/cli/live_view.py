@@ -89,7 +89,8 @@ class RunProgress:
         if not isinstance(step, int):
             return
         if step < self.step:
-            # The ranks resumed from an older checkpoint. The time since the last record is not that of steps.
+            # The ranks resumed from an older checkpoint, so the time since the last record is not a time of
+            # steps.
             self._points.clear()
 
         self.step = step

@@ -95,7 +95,7 @@ def resize(stored: dict[str, Any], changed: Collection[str]) -> None:
         ranks = stored["nodes"] * stored["ranks_per_node"]
         train["global_batch"] = train["batch_size"] * train["accumulate"] * ranks
 
-    # Null means that `resolve` computes the number from the changed one, as for a new run.
+    # Null means that `resolve` computes the number from the changed keys, as for a new run.
     if "ranks_per_node" in changed and "gpus_per_node" not in changed:
         stored["gpus_per_node"] = None
     if "gpus_per_node" in changed and "ranks_per_node" not in changed:

@@ -51,7 +51,7 @@ class Variants:
         """
         self._are_independent = are_independent
         self._jobs: dict[tuple[str, ...], Job | None] = {}
-        """The first job of each pattern; None if other values depend on the varying ones."""
+        """The first job of each pattern; None if other values depend on the varying values."""
 
     def derive(self, overrides: Sequence[str]) -> Job | None:
         """Return the job of a command line; None if Hydra must compose it."""

@@ -235,7 +235,7 @@ def _about_all_nodes(fit: Fit, job: Job, site: Site, findings: Sequence[Finding]
 def _later(job: Job, site: Site, refusal: str) -> str:
     """Return when a job starts, as a clause, if `sbatch --test-only` refuses it but sbatch would queue it.
 
-    This holds for nodes that are down and for a reservation that has not begun. Else the text is empty.
+    sbatch queues such a job if nodes are down, or if its reservation has not begun. Else the text is empty.
     """
     if "configuration is not available" in refusal:
         return _after_repair(job, site)

@@ -29,7 +29,7 @@ class Reported:
 
 
 def report(name: str | None = None, *, reuse: bool = False, slurm: SlurmClient | None = None) -> Reported:
-    """Write the HTML report of a run, or those of a sweep's runs and a page that compares the runs.
+    """Write the HTML report of a run, or the reports of a sweep's runs and a page that compares the runs.
 
     Args:
         name: name of a run or a sweep, the beginning of a name, or a run folder; None: the newest run.

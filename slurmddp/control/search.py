@@ -338,7 +338,7 @@ class Results:
         )
 
     def _chosen(self, job: Job) -> str:
-        """Return the settings that the search chose for a job, without the fixed ones, on one line."""
+        """Return the settings that the search chose for a job, without the fixed settings, on one line."""
         return on_one_line([word for word in job.overrides if word not in self._search.overrides])
 
     def loss(self, job: Job) -> float | None:

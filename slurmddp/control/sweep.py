@@ -129,7 +129,7 @@ def common_name(jobs: Sequence[Job]) -> str:
 def points_of(jobs: Sequence[Job]) -> Mapping[str, PointBegins]:
     """Return the event to report before the start of each point, by the name of its run.
 
-    Its settings are those that not all points share.
+    The event shows the settings that not all points share.
     """
     shared = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
 

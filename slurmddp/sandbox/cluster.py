@@ -26,9 +26,9 @@ class Status:
     """The state of a sandbox's daemons and nodes."""
 
     daemons: dict[str, bool]
-    """By name, whether the daemon runs."""
+    """Whether each daemon runs, by the name of the daemon."""
     nodes: dict[str, str]
-    """By name, the state of the node in SLURM; empty if SLURM does not answer."""
+    """The state of each node in SLURM, by the name of the node; empty if SLURM does not answer."""
 
     @property
     def healthy(self) -> bool:
@@ -76,7 +76,8 @@ class Sandbox:
             if self._is_up_already():
                 return False
 
-            # An earlier sandbox may be left over, if its slurmctld has ended or its start was interrupted.
+            # Parts of an earlier sandbox may still exist, if its slurmctld has ended or its start was
+            # interrupted.
             self._take_down()
             layout = machine.lay_out(self.request, os.environ)
             with self._all_or_nothing():

@@ -39,11 +39,11 @@ CAP_NET_ADMIN = 12
 CAP_SYS_ADMIN = 21
 FIRST_PORT = 21000
 LAST_PORT = 29999
-"""Below the ephemeral ports of Linux."""
+"""The last port to use; the ephemeral ports of Linux begin above it."""
 
 
 def search_path(environ: Mapping[str, str]) -> str:
-    """Return PATH with the system folders added; Debian installs daemons there."""
+    """Return PATH with the folders such as /usr/sbin in which Debian installs daemons."""
     return os.pathsep.join((environ.get("PATH", ""), *SYSTEM_FOLDERS))
 
 
@@ -118,7 +118,7 @@ def lay_out(request: Request, environ: Mapping[str, str]) -> Plan:
     namespaces = want_namespaces(request)
     require_programs(request, namespaces, path)
 
-    # Nodes without an address of their own need a port each.
+    # Nodes that share the address of this machine need different ports.
     port_count = 2 if namespaces else 2 + request.nodes
     ports = free_ports(port_count, request.root)
     machine = Machine(

@@ -29,7 +29,7 @@ def holder(node: SandboxNode) -> str:
 
 
 def enter(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> list[str]:
-    """Return the words before a command that make it run in the namespaces of `node`; none without them.
+    """Return the command prefix that runs a command in the namespaces of `node`; empty if it has none.
 
     Raises:
         SlurmError: the node is not up.
@@ -45,7 +45,7 @@ def enter(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> list
 
 
 def namespaces_of(plan: Plan) -> frozenset[str]:
-    """Return the network namespaces of the nodes that are up, as /proc names them; empty without any."""
+    """Return the network namespaces of nodes that are up, as /proc names them; empty without namespaces."""
     if not plan.namespaces:
         return frozenset()
 

@@ -71,7 +71,7 @@ class SandboxNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A request together with the machine's properties: all that the sandbox is built from."""
+    """A request together with the machine's properties; nothing else decides how the sandbox is built."""
 
     request: Request
     machine: Machine

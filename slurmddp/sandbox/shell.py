@@ -19,7 +19,8 @@ def variables(plan: Plan, folders: Sequence[str], environ: Mapping[str, str]) ->
         environ: the variables of the process.
     """
     settings = {"SLURM_CONF": str(plan.conf)}
-    # Without namespaces all nodes are this machine, where their ranks meet; the node names have no address.
+    # Without namespaces the node names have no address. All nodes are this machine, so ranks meet at its
+    # address.
     if not plan.namespaces:
         settings[MASTER_ADDR_VARIABLE] = "127.0.0.1"
 

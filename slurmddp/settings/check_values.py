@@ -373,7 +373,7 @@ def _as_variables(value: Any, name: str) -> dict[str, str] | None:
 
 
 def _as_options(value: Any, name: str) -> dict[str, Any] | None:
-    """Return options of sbatch or srun by name, without those that are null; None if `value` is no mapping.
+    """Return options of sbatch or srun by name, without options that are null; None if `value` is no mapping.
 
     Raises:
         ConfigError: an option is empty, of another type, or holds a control character.

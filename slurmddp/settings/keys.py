@@ -86,7 +86,7 @@ def _key_of(field: Field[Any], prefix: str) -> Key:
     default = field.default
     if field.default_factory is not MISSING:
         default = field.default_factory()
-    # OmegaConf 2.4 has a type of its own for tuples, which takes no text in place of a list.
+    # OmegaConf 2.4 would store a tuple as a type that accepts no text, but a key such as `args` takes both.
     if isinstance(default, tuple):
         default = list(default)
 

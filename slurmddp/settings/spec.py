@@ -120,7 +120,7 @@ BEST_MODES = ("min", "max")
 def parse_best(text: str) -> tuple[str, str]:
     """Return the metric and the mode of a `train.best`: ("accuracy", "max") for "max accuracy".
 
-    `eval_loss` alone stands for "min eval_loss".
+    `eval_loss` without a mode means "min eval_loss".
 
     Raises:
         ConfigError: the text has another form.

@@ -76,7 +76,7 @@ def _print_to_stderr(text: str) -> None:
 class SlurmClient:
     """A client of the SLURM to which the commands on PATH connect: submits, queries and cancels jobs.
 
-    `FakeSlurm` of the tests stands in for it and keeps jobs in memory.
+    Tests use `FakeSlurm` in its place, which keeps jobs in memory.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ def find_submitted(
 
 
 def _is_same_file(path: str, other: str) -> bool:
-    """Return whether two paths lead to the same file, if their last two components are equal; else False."""
+    """Return whether two paths with the same last two components lead to the same file; else False."""
     # This comparison saves slow file system accesses: batch scripts of different runs have different folders.
     if path.split("/")[-2:] != other.split("/")[-2:]:
         return False

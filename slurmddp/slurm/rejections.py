@@ -148,7 +148,7 @@ def is_transient(text: str) -> bool:
 
 
 def hint_for(text: str) -> str:
-    """Return a hint what to do about SLURM's error output; a general sentence for an unknown error."""
+    """Return a hint about what to do after an error of SLURM; a general sentence for an unknown error."""
     for pattern, hint in _HINTS:
         if re.search(pattern, text, re.IGNORECASE):
             return hint

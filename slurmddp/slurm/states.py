@@ -1,6 +1,6 @@
 """SLURM's names for the states of a job, and how its commands spell them; pure.
 
-The names are those of https://slurm.schedmd.com/job_state_codes.html, both base states and flags.
+https://slurm.schedmd.com/job_state_codes.html lists the names, both of base states and of flags.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class ListedCheckpoint:
 
 
 def list_checkpoints(root: Path, *, hashed: bool = False) -> list[ListedCheckpoint]:
-    """Return the checkpoints under `root`, newest first, then the quarantined and the abandoned ones.
+    """Return the checkpoints under `root`, newest first, then quarantined and abandoned checkpoints.
 
     Args:
         root: the folder of all checkpoints.

@@ -29,8 +29,8 @@ WRITING = ".writing-"
 REPLACED = ".replaced-"
 DELETING = ".deleting-"
 PARTS = ".parts-"
-# Prefixes of checkpoints that are never loaded: damaged ones, and ones that a training abandoned when it
-# went back to an earlier step.
+# Prefixes of checkpoints that are never loaded: damaged checkpoints, and checkpoints that a training
+# abandoned when it went back to an earlier step.
 BAD = "bad-"
 ABANDONED = "abandoned-"
 

@@ -262,7 +262,7 @@ def _record(request: Request, event: str, facts: Mapping[str, Any]) -> None:
         if not folder.is_superseded(attempt):
             folder.add_event(event, attempt=attempt, **facts)
     except OSError as error:
-        # The disk may be full. Print the event's error and go on.
+        # The disk may be full. Print the error, and continue without the event.
         print(f"slurmddp writer: the event {event} was not written: {error}", file=sys.stderr, flush=True)
 
 

@@ -108,7 +108,7 @@ def find(root: Path, *, step: int | None, best: Best | None) -> Path:
         best: name of a metric that the saves recorded, and "min" or "max".
 
     Raises:
-        CheckpointError: no such checkpoint exists, or it is damaged. The hint lists the existing ones.
+        CheckpointError: no such checkpoint exists, or it is damaged. The hint lists existing checkpoints.
     """
     root = root.absolute()
     if step is None and best is not None:

@@ -80,7 +80,7 @@ def _rows(count: int, ranks: int) -> list[int]:
 def joined(
     table: Mapping[str, Any], read: Callable[[str], Mapping[str, torch.Tensor]], mesh: Any
 ) -> dict[str, torch.Tensor]:
-    """Read the sharded tensors of a checkpoint from those shard files that contain rows of this rank.
+    """Read the sharded tensors of a checkpoint from the shard files that contain rows of this rank.
 
     Args:
         table: the tree file's entry of each sharded tensor, by name.

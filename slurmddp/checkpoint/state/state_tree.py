@@ -1,8 +1,8 @@
 """Convert a nested training state to JSON plus named tensors and back, without pickle.
 
 JSON has no tuples and only string keys, so tags mark other values: `{"dict": [[key, value], ...]}` keeps the
-types of keys, `{"tuple": [...]}` tells tuples from lists, `{"tensor": name}` names a tensor.
-`null`, booleans, numbers, strings and lists need no tag.
+types of keys, `{"tuple": [...]}` distinguishes tuples from lists, `{"tensor": name}` names a tensor. `null`,
+booleans, numbers, strings and lists need no tag.
 """
 
 from __future__ import annotations

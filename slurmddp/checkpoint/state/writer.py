@@ -130,7 +130,7 @@ def check_can_write(
 ) -> None:
     """Write a test checkpoint of `state` under `root` as `write` does, verify it, and delete it.
 
-    A warning is logged if the disk is too small for `keep_last` checkpoints and the one being written.
+    A warning is logged if the disk is too small for `keep_last` checkpoints and one that is being written.
 
     Args:
         root, state, keep_last, parts: as in `write`.

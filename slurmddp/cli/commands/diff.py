@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "second",
         nargs="?",
         metavar="RUN",
-        help="the other run, named likewise (default: the newest run but the first)",
+        help="second run, named in the same ways (default: the newest run other than the first)",
     )
     add_json(parser)
 

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
     add_count(parser, "-n", "--ranks", purpose="ranks on each node (ranks_per_node)")
     parser.add_argument("-m", metavar="MODULE", help="run this module, as `python -m` does")
-    # Parsed only to be refused: `_refuse_launcher` tells what to type instead.
+    # Parsed only to be refused: the error of `_refuse_launcher` says what to type instead.
     parser.add_argument("--launcher", help=argparse.SUPPRESS)
     hydra_flags.add_multirun(parser)
     train.add_flags(parser)

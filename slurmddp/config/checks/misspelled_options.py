@@ -1,4 +1,4 @@
-"""Find misspelled options under `sbatch:` before a submission, which may be far away or ignore them.
+"""Find misspelled options under `sbatch:` before the job is sent to a login node or submitted.
 
 The known names are the options of sbatch in SLURM 22.05 to 25.11. A plugin of a site may add options, so an
 unknown name gets a note only if it resembles a known name.

@@ -485,7 +485,7 @@ def _with_values(plan: CompositionPlan, cache: CompositionCache) -> DictConfig |
             OmegaConf.update(copy, override.key_or_group, override.value(), force_add=override.is_force_add())
         _set_arguments(copy, plan)
     except OmegaConfBaseException:
-        # The caller composes again with Hydra, whose error explains more.
+        # On None the caller composes the whole plan with Hydra, whose error explains more.
         return None
 
     texts = "".join(_texts(OmegaConf.to_container(copy, resolve=False)))

@@ -232,8 +232,8 @@ class Receiver:
             path.unlink(missing_ok=True)
             path.symlink_to(file.link)
 
-        # Python recompiles a module only if its size or modification time differs from those in the .pyc
-        # file. Both may be equal for the new content, so the .pyc files are removed.
+        # Python recompiles a module only if its size or modification time differs from the values in the .pyc
+        # file. The new content may have the same size and time, so the .pyc files are removed.
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
             compiled.unlink(missing_ok=True)
 
@@ -246,7 +246,7 @@ class Receiver:
             _keep_others_out(folder)
 
     def _put_aside_if_changed(self, name: str) -> bool:
-        """Rename a file if its content is none that slurmddp has sent; return whether it was renamed."""
+        """Rename a file if slurmddp has not sent its present content; return whether it was renamed."""
         path = self._folder / name
         sent = self._known.get(name, [])
         if any(file.matches(path) for file in sent):

@@ -376,7 +376,7 @@ def _owner(key: str, name: str) -> str:
 
 
 def _limits(key: str, name: str, wall: str, tres: str, submit: str, shared: str, flags: str = "") -> Limits:
-    """Return the limits in the cells of a row of sacctmgr; an empty cell stands for no limit."""
+    """Return the limits in the cells of a row of sacctmgr; an empty cell means no limit."""
     return Limits(
         key=key,
         name=name,

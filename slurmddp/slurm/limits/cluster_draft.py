@@ -142,7 +142,7 @@ def _gpus(nodes: Sequence[NodeGroup], all_nodes: Sequence[NodeGroup], site: Site
 
 
 def _max_nodes(partition: Partition, nodes: Sequence[NodeGroup]) -> Line:
-    """Return the line `max_nodes`: the number of such nodes, but no more than the partition's MaxNodes."""
+    """Return the line `max_nodes`: the number of `nodes`, but no more than the partition's MaxNodes."""
     count = sum(group.nodes for group in nodes)
     limit = partition.max_nodes
     shown = "UNLIMITED" if limit is None else limit

@@ -108,7 +108,7 @@ def parse_gpus(gres: str) -> tuple[tuple[str, int], ...]:
         if name != "gpu":
             continue
 
-        # `no_consume` stands in the place of a type, but is a flag.
+        # `no_consume` is a flag, although it has the place of a type.
         parts = [part for part in rest if part != "no_consume"]
         count = 1
         if parts and parts[-1].isdigit():
