@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _THREAD = "pt_gloo_runloop"
-_IDLE_S = 1.0
-"""Longest wait for gloo's threads, in seconds."""
+_IDLE_S = 10.0
+"""Longest wait for gloo's threads, in seconds: on a busy host a thread may get no processor for a while."""
 _IDLE_POLLS = 5
 """Number of polls in a row in which a thread must sleep before it counts as idle."""
 

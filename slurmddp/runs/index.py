@@ -278,7 +278,7 @@ def _ambiguous(name: str, runs: list[RunFolder]) -> RunNotFoundError:
     sweeps = [file.name.removesuffix(SWEEP_SUFFIX) for file in sweeps_of_name(name)]
     if sweeps:
         hint += f" The whole {'sweep is' if len(sweeps) == 1 else 'sweeps are'} {first_items(sweeps, 5)}."
-    return RunNotFoundError(f"{name!r} fits {len(runs)} runs: {listed}.", hint=hint)
+    return RunNotFoundError(f"{name!r} matches {len(runs)} runs: {listed}.", hint=hint)
 
 
 def _unknown(name: str, runs: list[RunFolder]) -> RunNotFoundError:

@@ -156,6 +156,6 @@ def _ambiguous(name: str, runs: Sequence[SshRun], local_names: Sequence[str]) ->
     listed = [f"{run.host}:{run.name}" for run in runs]
     listed += [f"{local_name} (on this machine)" for local_name in local_names]
     return RunNotFoundError(
-        f"{name!r} fits {len(listed)} runs: {', '.join(listed[:5])}.",
+        f"{name!r} matches {len(listed)} runs: {', '.join(listed[:5])}.",
         hint="Give HOST:NAME for a run over ssh, or the folder of a run of this machine.",
     )

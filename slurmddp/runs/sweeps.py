@@ -148,5 +148,7 @@ def _only(name: str | None, files: Sequence[Path]) -> Sweep | None:
         return None
     if len(files) > 1:
         listed = first_items([file.with_suffix("") for file in files], 5)
-        raise RunNotFoundError(f"{name!r} fits {len(files)} sweeps: {listed}.", hint="Give more of the name.")
+        raise RunNotFoundError(
+            f"{name!r} matches {len(files)} sweeps: {listed}.", hint="Give more of the name."
+        )
     return read(files[0].parent, files[0].name.removesuffix(SWEEP_SUFFIX))

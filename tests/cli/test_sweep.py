@@ -230,7 +230,7 @@ def test_the_name_of_the_runs_names_their_sweep_where_it_is_only_shown(project, 
     for command in ("cancel", "logs"):
         assert main([command, "first"]) == 66
         refused = capsys.readouterr().err
-        assert "'first' fits 3 runs" in refused and f"The whole sweep is {sweep.name}." in refused
+        assert "'first' matches 3 runs" in refused and f"The whole sweep is {sweep.name}." in refused
     assert main(["train", "name=second"]) == 0 and main(["report", "second"]) == 0
     assert "second-" in capsys.readouterr().out.splitlines()[-1]
 
@@ -243,7 +243,7 @@ def test_two_sweeps_whose_runs_have_one_name_are_both_named(project, here, capsy
     for command in ("list", "status", "report", "open"):
         assert main([command, "first"]) == EXIT_NO_RUN
         refused = capsys.readouterr().err
-        assert "'first' fits 2 sweeps: " in refused and all(f"/{name}" in refused for name in names)
+        assert "'first' matches 2 sweeps: " in refused and all(f"/{name}" in refused for name in names)
     assert main(["cancel", "first"]) == EXIT_NO_RUN
     assert f"The whole sweeps are {names[0]}, {names[1]}." in capsys.readouterr().err
 
@@ -259,7 +259,7 @@ def test_a_stop_ends_the_resumption_of_a_sweep(project, here):
 def test_the_first_part_of_the_names_of_runs_is_not_the_sweep(project, here, capsys):
     main(["train", *SEEDS])
     assert main(["cancel", "first"]) == EXIT_NO_RUN
-    assert "fits 3 runs" in capsys.readouterr().err
+    assert "matches 3 runs" in capsys.readouterr().err
 
 
 def test_the_runs_of_a_sweep_that_have_ended_resume_as_one_array(project, cluster, capsys):
@@ -554,7 +554,7 @@ def test_a_name_that_is_no_sweep_is_told_with_near_ones(project, here, capsys):
     assert main(["list", "first-swep"]) == EXIT_NO_RUN
     assert "Did you mean first-sweep-" in capsys.readouterr().err
     assert main(["cancel", "first-sweep"]) == EXIT_NO_RUN
-    assert "fits 2 sweeps" in capsys.readouterr().err
+    assert "matches 2 sweeps" in capsys.readouterr().err
 
 
 def test_a_sweep_of_several_names_has_none_of_them(project, here):

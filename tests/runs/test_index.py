@@ -71,11 +71,11 @@ def test_a_prefix_means_the_runs_of_this_folder_first(home, monkeypatch):
     monkeypatch.chdir(home / "one")
     assert index.find("gpt").path == first.path
     make_run(home / "one/runs", "gpt-00000004")
-    with pytest.raises(RunNotFoundError, match="fits 2 runs") as caught:
+    with pytest.raises(RunNotFoundError, match="matches 2 runs") as caught:
         index.find("gpt")
     assert "gpt-00000002" not in caught.value.message
     monkeypatch.chdir(home)
-    with pytest.raises(RunNotFoundError, match="fits 3 runs") as caught:
+    with pytest.raises(RunNotFoundError, match="matches 3 runs") as caught:
         index.find("gpt")
     assert str(other.path) in caught.value.message, "the names alone don't show the folders"
 
@@ -84,7 +84,7 @@ def test_a_name_without_its_hash_wins_over_a_longer_name(home):
     first = remembered(home / "project/runs", "exp-0a1b2c3d", "exp2-0a1b2c3d", "exp-b-0a1b2c3d")
     assert index.find("exp").path == first.path
     remembered(home / "project/runs", "exp-00000001")
-    with pytest.raises(RunNotFoundError, match=r"fits 2 runs: .*exp-00000001"):
+    with pytest.raises(RunNotFoundError, match=r"matches 2 runs: .*exp-00000001"):
         index.find("exp")
 
 

@@ -128,13 +128,11 @@ def decode(source: Source, size: int) -> dict[str, torch.Tensor]:
     entries, odd = _read_header(source, size)
 
     tensors = {}
-    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+    for name, entry in entries.items():
         tensors[name] = _empty(entry, odd.get(name))
         if tensors[name].numel():
             source.readinto(_bytes_of(tensors[name]))
-
-    # They were read in the order of their offsets. Return them in the order of the header.
-    return {name: tensors[name] for name in entries}
+    return tensors
 
 
 def _read_header(source: Source, size: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -157,9 +155,14 @@ def _read_header(source: Source, size: int) -> tuple[dict[str, Any], dict[str, A
     entries = json.loads(text)
     odd = json.loads(entries.pop("__metadata__", {}).get("slurmddp_dtypes", "{}"))
 
-    spans = [entry["data_offsets"] for entry in entries.values()]
-    data_bytes = sum(stop - start for start, stop in spans)
-    if _LENGTH_BYTES + header_bytes + data_bytes != size:
+    end = 0
+    for entry in entries.values():
+        start, stop = entry["data_offsets"]
+        # `encode` writes the tensors in the order of the header and without gaps.
+        if start != end:
+            raise CheckpointError("The tensor file is damaged: its header does not list adjoining tensors.")
+        end = stop
+    if _LENGTH_BYTES + header_bytes + end != size:
         raise CheckpointError(f"The tensor file has {size} bytes, but its header describes another size.")
     return entries, odd
 

@@ -1,5 +1,6 @@
 """Exact round trips of states through a checkpoint, and the values that it refuses."""
 
+import json
 import math
 from collections import Counter, OrderedDict
 
@@ -8,6 +9,7 @@ import safetensors.torch
 import torch
 
 from slurmddp.checkpoint import state as checkpoint
+from slurmddp.checkpoint.state.safetensors_stream import Bytes, decode, encode
 from slurmddp.checkpoint.state.shards import mapped
 from slurmddp.errors import CheckpointError
 from support.distributed.checkpoint_files import round_trip, same, save
@@ -28,6 +30,18 @@ def test_tensors_of_every_type_and_shape_come_back_bit_for_bit(tmp_path, dtype, 
     tensor.reshape(-1).view(torch.uint8).copy_(raw)
     state = {"before": torch.tensor([1], dtype=torch.int8), "it": tensor, "after": torch.tensor(2.5)}
     assert same(round_trip(tmp_path, state), state)
+
+
+@pytest.mark.parametrize("change", [reversed, lambda entries: [*entries][1:]], ids=["order", "gap"])
+def test_a_header_that_does_not_list_adjoining_tensors_is_refused(change):
+    data = b"".join(encode({"a": torch.ones(3), "b": torch.zeros(2)}))
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert [*decode(Bytes(memoryview(data)), len(data))] == ["a", "b"]
+    text = json.dumps(dict(change(header.items()))).encode().ljust(length)
+    damaged = data[:8] + text + data[8 + length :]
+    with pytest.raises(CheckpointError, match="does not list adjoining tensors"):
+        decode(Bytes(memoryview(damaged)), len(damaged))
 
 
 def test_plain_values_keep_value_and_type(tmp_path):
