@@ -2,8 +2,9 @@
 
 `slurmddp run` starts any program once per rank. A program that is not distributed then does its whole work
 on each rank, and the ranks write the same files. The agent doesn't look into a program, so it recognises such
-a program by its sockets. Ranks that meet as under torchrun connect to MASTER_PORT of node 0, and the kernel
-remembers a closed connection for a minute. Ranks that meet in another way listen on a port.
+a program by its sockets. Ranks that meet as under torchrun connect to MASTER_PORT of node 0. The kernel
+remembers a closed connection for a minute, except a few that both ends closed at the same moment. Ranks that
+meet in another way listen on a port.
 """
 
 from __future__ import annotations

@@ -100,11 +100,12 @@ import os, socket, sys, time
 address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 if os.environ["RANK"] == "0":
     server = socket.create_server(address)
-    server.accept()
+    # The kernel may forget a connection that both ends close at the same moment, so close after rank 1.
+    server.accept()[0].recv(1)
 else:
     while True:
         try:
-            socket.create_connection(address)
+            socket.create_connection(address).close()
             break
         except ConnectionRefusedError:
             time.sleep(0.01)
