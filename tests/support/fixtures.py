@@ -44,7 +44,7 @@ def slurm(monkeypatch):
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-    """Put the programs of `fake_slurm/` on the PATH; the returned folder steers them."""
+    """Put the programs of `fake_slurm/` on the PATH; files in the returned folder determine their replies."""
     fake = FakePrograms(tmp_path / "slurm")
     for name, value in fake.environ.items():
         monkeypatch.setenv(name, value)
@@ -79,7 +79,7 @@ def make_run(tmp_path):
 
 @pytest.fixture
 def star():
-    """Take stars of links between agents (`support.runs.links`) and close them afterwards."""
+    """Return a function that registers a star of links (`support.runs.links`) to close after the test."""
     with contextlib.ExitStack() as open_stars:
 
         def make(made):

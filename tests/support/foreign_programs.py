@@ -16,19 +16,19 @@ PRELUDE = "import os, sys\nrank = os.environ['RANK']\n"
 
 @dataclass(frozen=True)
 class ForeignProgram:
-    """One program, and how it is started."""
+    """A program, and the way in which it is started."""
 
     name: str
     source: str
     words: Sequence[str] = ()
     ranks: int = 2
-    """A program that fails has one rank: under both launchers its failure would end the others."""
+    """Number of ranks. A program that fails has one rank, because both launchers would end other ranks."""
     sent: signal.Signals | None = None
-    """The signal to the launcher, once each rank has created the file `ready-RANK`."""
+    """The signal that is sent to the launcher after each rank has created the file `ready-RANK`."""
     is_alone: bool = False
-    """Whether it looks at its process, so that torchrun itself must be the parent."""
+    """Whether the program examines its own process, so that torchrun itself must be its parent."""
     draws: bool = False
-    """Whether the files hold random draws: they must differ between all ranks and both launchers."""
+    """Whether its files contain random numbers, which must differ between all ranks and both launchers."""
     differs: str = ""
     """The line of docs/own-script.md that explains why slurmddp's result differs; the result is `result`."""
     result: str = ""
@@ -443,7 +443,7 @@ threading.Thread(target=report_readiness, args=(threading.get_ident(),)).start()
 try:
     time.sleep(600)
 """
-"""Ready is a program that waits on its last line: an interrupt shows that line under each launcher."""
+"""A program that is ready once it waits on its last line: then an interrupt shows this line."""
 COUNT = f"""
 import signal, time
 stop = []

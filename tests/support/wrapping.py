@@ -7,7 +7,7 @@ import textwrap
 COLUMNS = 100
 """The longest line of prose in README and docs."""
 CELL = 160
-"""Characters of the longest table cell in README and docs."""
+"""The largest number of characters in a table cell of README and docs."""
 
 
 def wrap_item(text: str) -> str:

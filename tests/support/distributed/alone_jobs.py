@@ -83,7 +83,10 @@ def load_from_memory(root: str, place: str) -> tuple[int | None, str | None]:
 
 
 def copy_that_fails_on_one_rank(root: str) -> list[bool]:
-    """Copy twice while rank 1 can't apply the part of rank 0; return whether it has a copy, and has ended."""
+    """Copy while rank 1 can't apply rank 0's part.
+
+    Return whether this rank has a copy, and has ended its copies.
+    """
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
         saves = d._checkpointer.saves
@@ -94,7 +97,7 @@ def copy_that_fails_on_one_rank(root: str) -> list[bool]:
 
 
 def leave_by_an_error(root: str, folder: str) -> None:
-    """Leave the block by an error; rank 1 fails once rank 0 has left."""
+    """Raise an error in the block on both ranks; rank 1 raises it only after rank 0 has left its block."""
     try:
         with Distributon(seed=1) as d:
             d.launch()

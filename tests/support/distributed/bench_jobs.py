@@ -24,7 +24,7 @@ class Apart(Ddp):
 
 
 def results() -> dict[str, Any]:
-    """Return the results of all benchmarks in short, and the refusal of a batch that can't be shared."""
+    """Return the results of short runs of all benchmarks, and the error for a batch that can't be shared."""
     strategies.STRATEGIES["apart"] = Apart
     short = {"sizes": (4_000, 12_000, 40_000), "repetitions": 3, "warmup": 1, "width": 8, "layers": 2}
     with Distributon(seed=0) as d:

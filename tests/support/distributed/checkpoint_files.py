@@ -37,7 +37,7 @@ def newest_copy(buffers, root):
 
 
 def same(left, right):
-    """Equal in values and in types, all the way down; NaN equals the same NaN."""
+    """Return whether two nested values are equal in values and types; tensors must have equal bits."""
     if type(left) is not type(right):
         return False
     if isinstance(left, torch.Tensor):

@@ -24,7 +24,7 @@ from slurmddp.transports.shared_memory import WHOLE_BYTES, SharedMemoryLink
 from support.distributed.group_jobs import weights_after_steps
 
 LONG = (torch.float32, torch.bfloat16)
-"""Types of which tensors longer than a slot are reduced as well."""
+"""The dtypes for which tensors longer than a slot are reduced, too."""
 DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16),
     *(torch.float64, torch.complex64, torch.complex128, *LONG),
@@ -49,7 +49,7 @@ def sums(copied_devices: set[str]) -> dict[str, list[list[float]]]:
 
 
 def trained(ways: list[str]) -> list[list[float]]:
-    """Return the weights after four steps of DDP each way: over a backend, or an algorithm as a hook."""
+    """Return the weights after four steps of DDP, for each backend and each algorithm as a hook."""
     trained_weights = []
     with Distributon(seed=0) as d:
         d.launch()
@@ -67,7 +67,10 @@ def trained(ways: list[str]) -> list[list[float]]:
 
 
 def wrong_reductions(link: SharedMemoryLink | HierarchicalLink, slot: int) -> list[str]:
-    """Return the reductions whose bits differ from a reduction in the order of ranks; `slot` is in bytes."""
+    """Return the reductions whose bits differ from a local reduction in the order of ranks.
+
+    `slot` is the size of a slot in bytes.
+    """
     wrong = []
     for dtype in DTYPES:
         small = {0, 1, link.world_size - 1, link.world_size, 2 * link.world_size + 1}
@@ -117,7 +120,7 @@ def wrong_copies(link: SharedMemoryLink) -> list[str]:
 
 
 def over_shared_memory(file: str) -> tuple[list[str], list[str]]:
-    """Return the wrong results of collectives between processes, and the paths of their memory."""
+    """Return the wrong results of collectives between processes, and the open paths of their memory."""
     rank = int(os.environ["RANK"])
     world_size = int(os.environ["WORLD_SIZE"])
     link = SharedMemoryLink(FileStore(file, world_size), rank, world_size, timedelta(seconds=60))

@@ -78,7 +78,7 @@ def trained(strategy: Strategy, removed: bool = False, device: torch.device = CP
 
 
 def _local(state, bucket):
-    # Without annotations, which torch would compare with its own types.
+    # The hook has no annotations, because torch would compare them with its own types.
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
@@ -94,7 +94,7 @@ def _without_reductions() -> Iterator[None]:
     apply = GradientServer._apply
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed, "all_reduce", lambda tensor, *_, **__: None)
-        # torch 2.13 has renamed it.
+        # torch 2.13 has renamed this function.
         is_renamed = hasattr(distributed, "reduce_scatter_single")
         name = "reduce_scatter_single" if is_renamed else "reduce_scatter_tensor"
         patch.setattr(distributed, name, own_part)

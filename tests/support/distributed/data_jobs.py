@@ -22,7 +22,7 @@ def pair(number: int) -> Pair:
 
 
 class Unshared(IterableDataset[Any]):
-    """An epoch of `count` pairs, augmented; it has no methods for readers or for its position."""
+    """An iterable data set of `count` augmented pairs, without methods for readers or for its position."""
 
     def __init__(self, count: int = 83) -> None:
         self.count = count
@@ -47,7 +47,7 @@ class Shared(Unshared):
 
 
 class Placed(Shared):
-    """Reports its position, so that a resume does not read trained samples again."""
+    """A data set that reports its position, so that a resume does not read trained samples again."""
 
     start = 0
 
@@ -72,7 +72,7 @@ class HeldoutStream(Unshared):
 
 
 class Weighted(Dataset[Any]):
-    """Of a hundred samples, the last ninety have no weight."""
+    """A data set of a hundred samples, of which the last ninety have the weight 0."""
 
     def __init__(self, weights: Any = (1.0,) * 4 + (3.0,) * 6 + (0.0,) * 90) -> None:
         self.sample_weights = weights
@@ -117,7 +117,7 @@ class Paired(Named):
 
 
 class Judge(Net):
-    """Returns its loss beside its logits."""
+    """A model that returns its loss beside its logits."""
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:  # type: ignore[override]
         logits = super().forward(x)

@@ -23,7 +23,7 @@ Told = tuple[str, int, str]
 
 
 def start() -> Told:
-    """Take part in a start; return the class, exit code and text of the error."""
+    """Start the process group with the other ranks; return the class, exit code and text of the error."""
     try:
         setup.finish(setup.start(detect(os.environ), collective_timeout_s=30.0))
     except SlurmddpError as error:
@@ -56,7 +56,10 @@ def with_a_gpu_that_raises(rank: int) -> Told:
 
 
 def with_a_gpu_for_one(rank: int) -> Told:
-    """Let one rank find a GPU: it would wait under NCCL for the others, and these under gloo for it."""
+    """Let only one rank find a GPU.
+
+    It would wait for the others under NCCL, and the others for it under gloo.
+    """
 
     def report(info: RankInfo, backend: str) -> tuple[torch.device, str, DeviceReport]:
         if info.rank == rank:
@@ -68,7 +71,10 @@ def with_a_gpu_for_one(rank: int) -> Told:
 
 
 def leave_one_after_the_other() -> float:
-    """Leave the process group, rank 1 a second later than rank 0; return the moment at which it was left."""
+    """Leave the process group, rank 1 a second after rank 0.
+
+    Return the time at which rank 0 has left it and rank 1 leaves it.
+    """
     context = setup.start(detect(os.environ), collective_timeout_s=30.0)
     dist.barrier()
     time.sleep(context.info.rank)

@@ -16,7 +16,7 @@ DOCS = sorted(
 )
 _FENCED = re.compile(r"^( *)(```+|~~~+) *(\S*)[^\n]*\n(.*?)^ *\2 *$", re.DOTALL | re.MULTILINE)
 
-# The first attempt takes its time, and creates a file once its loop has taken several steps.
+# The first attempt takes slow steps, and creates a file once its loop has taken several steps.
 SLOW_FIRST_ATTEMPT = """
 import os, pathlib, time, torch
 
@@ -94,7 +94,7 @@ WITHOUT = "d = Distributon({devices})\nif True:"
 def loop_with_a_stop(
     begin: str, then: str, last: str = "pass", *, signal_after: int = 3, devices: int = 1
 ) -> str:
-    """Return a program: SIGTERM in step `signal_after`, `then` at the stop, `last` at the end.
+    """Return a program that gets SIGTERM in step `signal_after` and then runs `then`; it ends with `last`.
 
     One rank stops at once and takes at most five steps. Several ranks need some more steps to agree.
     """

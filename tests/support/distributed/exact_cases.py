@@ -45,7 +45,7 @@ class Case:
     name: str
     ranks: int
     interrupted: str
-    """Where, in turn; the steps are drawn, see `PLACES`."""
+    """Names of the places of the interruptions, in their order (see `PLACES`); their steps are random."""
     workers: int = 0
     accumulate: int = 1
     scheduler: str = "cosine"
@@ -54,7 +54,7 @@ class Case:
     strategy: tuple[tuple[str, Any], ...] = (("name", "ddp"),)
     train: tuple[tuple[str, Any], ...] = ()
     bad_sample: int | None = None
-    """The index of a sample that holds NaN. Sample 17 is read in the fifth step first."""
+    """The index of a sample that holds NaN. Sample 17 is first read in the fifth step."""
     skipped: tuple[int, ...] = ()
     """The steps without a loss, because their update is left out."""
     precision: str = "32"
@@ -68,11 +68,11 @@ class Case:
 
     @property
     def halts(self) -> list[Halt]:
-        """The same in every run of this test."""
+        """The interruptions of this case, the same in every run of this test."""
         source = random.Random(self.name)
         while True:
             halts = [PLACES[place](source, self) for place in self.places]
-            # A signal lets the ranks take one or two steps more.
+            # After a signal, the ranks take one or two more steps.
             earliest = [halt.step + (3 if halt.how == "signal" else 1) for halt in halts]
             if all(halt.step >= least for halt, least in zip(halts[1:], earliest, strict=False)):
                 return halts
@@ -215,13 +215,13 @@ def results(folder: RunFolder, case: Case) -> dict[str, Any]:
 
 
 def shown(folder: RunFolder) -> tuple[Any, ...]:
-    """Return the series of losses as the report and a reader see them."""
+    """Return the series of losses as the report shows them."""
     metrics = read(folder)
     return metrics.train.steps, metrics.train.values, metrics.held_out.steps, metrics.held_out.values
 
 
 def written(folder: RunFolder) -> list[tuple[Any, ...]]:
-    """Return all that was written down about steps, line by line, but for times and rates."""
+    """Return all values of `metrics.jsonl`, line by line, except times and rates."""
     return [
         tuple(line.get(key) for key in ("step", "loss", "eval_loss", "lr", "grad_norm"))
         for line in read_lines(folder.metrics_file)
@@ -229,7 +229,7 @@ def written(folder: RunFolder) -> list[tuple[Any, ...]]:
 
 
 def assert_ended(ends: list[str], halt: Halt | None) -> None:
-    """All ranks have ended in the way that was brought about, after the same step."""
+    """Check that all ranks have ended in the way of `halt`, after the same step."""
     assert len(set(ends)) == 1, ends
     if halt is None or halt.how == "killed":
         assert ends[0] == ("killed" if halt else "finished")

@@ -48,11 +48,11 @@ class Halt:
 
 
 class Killed(Exception):
-    """Stands for the end of the process; nothing after it runs."""
+    """Exception that imitates the death of the process: nothing after it runs."""
 
 
 class Halting(Distributon):
-    """Distributon that causes a halt; the API reacts to it."""
+    """Distributon that causes a halt in its training, to which the API then reacts."""
 
     def __init__(self, halt: Halt | None, **options: Any) -> None:
         super().__init__(**options)
@@ -82,7 +82,10 @@ class Halting(Distributon):
         self._steps += self._passes == 0
 
     def _be_signalled(self) -> None:
-        """Wait until all ranks know of the stop: these steps are too short for a look at the store."""
+        """Send SIGTERM, and wait until all ranks know of it.
+
+        A step is shorter than the time between two polls.
+        """
         if self._is_last:
             os.kill(os.getpid(), signal.SIGTERM)
         while not super().stop_requested:
@@ -122,7 +125,7 @@ def attempt(config: dict[str, Any], folder: str, number: int, halt: Halt | None)
 
 
 class Blurred(Dataset[Any]):
-    """Classes of six numbers, blurred by draws from three generators; the number before them is the index."""
+    """Data set of samples (index, six numbers of a class), with noise that is drawn from three generators."""
 
     def __init__(self, size: int, heldout: int = 10, bad: int | None = None) -> None:
         self._size = size
@@ -144,9 +147,9 @@ class Blurred(Dataset[Any]):
 
 
 class Noisy(nn.Module):
-    """Wide enough for gradients to be summed in parts; draws its noise, too, from three generators.
+    """Model that is so wide that gradients are summed in parts; it adds noise drawn from three generators.
 
-    With `notes` it writes down, for each rank, the samples that it is trained on.
+    With `notes` it writes the samples on which it is trained to a file, for each rank.
     """
 
     def __init__(

@@ -16,9 +16,9 @@ from support.distributed.exact_jobs import Blurred, Noisy
 
 
 class Falling(Noisy):
-    """Kills its rank at the step in FALLS: `{restart count: [rank, training step of that process]}`.
+    """Model that kills its rank at the step in FALLS: `{restart count: [rank, step of that process]}`.
 
-    With FALL=stop it sleeps instead, with FALL=term its rank gets SIGTERM.
+    With FALL=stop it sleeps instead, and with FALL=term it sends SIGTERM to its rank.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Falling(Noisy):
 
 
 class Hanging(Blurred):
-    """Sleeps for an hour when a process of the ranks HANG_RANKS reads its sample HANG_AT."""
+    """Data set whose read number HANG_AT in each process of the ranks HANG_RANKS takes an hour."""
 
     _read = 0
 

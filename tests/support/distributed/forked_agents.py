@@ -28,7 +28,7 @@ START_BOUND = process.start_bound
 
 
 class Descriptor:
-    """A descriptor that goes with a process to which it is an argument."""
+    """A descriptor as an argument of a forked process: it is duplicated into that process."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -41,7 +41,7 @@ class Descriptor:
 
 
 class ForkedAgent:
-    """An agent that is used like a Popen."""
+    """A forked agent with the interface of subprocess.Popen."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class ForkedAgent:
 
 
 def start(python: str, command: Sequence[str], death_signal: signal.Signals, **options: Any) -> Any:
-    """Stand in for `process.start_bound`: fork an agent, and start any other program.
+    """Replace `process.start_bound`: fork an agent from the server, but start any other program as usual.
 
-    The scripts of its ranks run in `python`.
+    Scripts of the agent's ranks run in the interpreter `python`.
     """
     if list(command[1:-1]) != ["-m", "slurmddp.launchers.agent"]:
         return START_BOUND(command, death_signal, **options)

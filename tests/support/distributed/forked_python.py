@@ -1,4 +1,4 @@
-"""A Python whose processes are forked from the server that has imported torch, so that none pays for imports.
+"""A Python whose processes are forked from a server that has imported torch, so that no process imports it.
 
 The program `python` sends its arguments, variables, folder and descriptors to the server. It passes signals
 on to the forked process, and ends as that does. The forked process is killed if `python` is.
@@ -57,7 +57,7 @@ if code < 0:
 os._exit(code)
 """
 _FREE = 500
-"""The first descriptor that no program names."""
+"""The lowest number of descriptors that the programs of tests do not use."""
 
 
 @contextmanager
@@ -166,7 +166,7 @@ def be_python(
     sys.orig_argv = [python, *arguments]
     multiprocessing.set_executable(python)
     sys.path[:0] = environ["PYTHONPATH"].split(":") if "PYTHONPATH" in environ else []
-    # What Python's `site` does before the first line of a program.
+    # Import sitecustomize, as Python's `site` does before the first line of a program.
     sys.modules.pop("sitecustomize", None)
     with suppress(ImportError):
         import_module("sitecustomize")

@@ -24,7 +24,10 @@ from slurmddp.training.distributon import Distributon
 
 
 class Stack(nn.Module):
-    """Layers of one class, a parameter used twice, a buffer, and sizes that two and three do not divide."""
+    """Model with layers of one class, a parameter that is used twice, and a buffer.
+
+    Its sizes are no multiples of two or three.
+    """
 
     def __init__(self, width: int = 7) -> None:
         super().__init__()
@@ -165,7 +168,7 @@ def save_and_wait(root: str) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def watched(facts: dict[str, int]) -> Iterator[None]:
-    """Add the elements of tensors that are gathered, and the bytes of values from other ranks, to `facts`."""
+    """Count in `facts` the elements of gathered tensors, and the bytes received from other ranks."""
     unpack = collectives.unpack
     full_tensor = DTensor.full_tensor
 

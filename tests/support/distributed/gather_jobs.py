@@ -14,7 +14,7 @@ from slurmddp.training.distributon import Distributon
 
 
 class Hostile:
-    """Creates a file where somebody unpickles it."""
+    """Object whose pickle creates a file when it is loaded."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark

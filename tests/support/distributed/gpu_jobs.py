@@ -28,7 +28,7 @@ from support.distributed.rank_jobs import Net, batch_of, step_on, weights
 
 
 def on_gpu(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a rank program that would run on CPUs, on the GPU of this rank.
+    """Call a rank program that was written for CPUs on the GPU of this rank.
 
     If there are fewer GPUs than ranks, ranks share a GPU. slurmddp and NCCL refuse that, so they use gloo.
     """
@@ -67,7 +67,7 @@ def choices() -> dict[str, Any]:
 
 
 def nccl_group_of_one() -> dict[str, Any]:
-    """Train on a group of one NCCL rank, as a larger one would; return the findings."""
+    """Train in a group of one NCCL rank with the wrapper of larger groups; compare it with the bare model."""
     context = setup.RankContext(
         RankInfo(environment="single"), torch.device("cuda", 0), "nccl", None, contextlib.ExitStack()
     )
@@ -110,7 +110,7 @@ def training_in_group_of_one(
 
 
 def preflight_of_one(folder: str) -> dict[str, Any]:
-    """Go through a preflight on the GPU."""
+    """Run a preflight on the GPU; return for each dtype whether the GPU multiplies matrices correctly."""
     os.environ["SLURMDDP_ATTEMPT"] = "0"
     with Distributon() as d:
         d.launch()
@@ -119,7 +119,7 @@ def preflight_of_one(folder: str) -> dict[str, Any]:
         return {str(kind): checks.multiplies_right(d.device, kind) for kind in kinds}
 
 
-# Copies into kept memory.
+# Copies of a state into memory that is allocated once.
 
 
 def state_on_device() -> dict[str, Any]:
@@ -141,7 +141,10 @@ def state_on_device() -> dict[str, Any]:
 
 
 def copies_into_memory(root: str) -> dict[str, Any]:
-    """Copy a state twice and change it in between; return whether each copy holds the state of its time."""
+    """Copy a state twice, and change it after each copy.
+
+    Return whether each copy holds the state before the change.
+    """
     snapshots = StagingBuffers()
     results = {}
     state = state_on_device()

@@ -191,7 +191,7 @@ def _messages(group: dist.ProcessGroup, ranks: list[int]) -> None:
         return
 
     received = torch.zeros(5, dtype=torch.float64)
-    # The receive is posted before the send on all ranks: a send must not wait for it.
+    # All ranks start the receive before the send: a send must not wait for an earlier receive of its rank.
     works = [
         dist.irecv(received, ranks[(me - 1) % size], group),
         dist.isend(uneven(tensor_of(ranks[me], (5,))).contiguous(), ranks[(me + 1) % size], group),

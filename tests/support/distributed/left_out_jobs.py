@@ -49,7 +49,10 @@ def history(options: dict[str, Any], ending: str) -> list[list[torch.Tensor]]:
 
 
 def one_of_two_optimizers_left_out() -> tuple[torch.Tensor, list[bool]]:
-    """Leave out a step of the second layer only; return the change of errors of the two layers' weights."""
+    """Leave out a step of the second layer.
+
+    Return the last errors, and for each layer whether they stayed.
+    """
     strategy = build("ddp", comm_hook="powersgd", hook_start_step=2)
     with Distributon(strategy=strategy) as d:
         d.launch()

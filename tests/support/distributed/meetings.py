@@ -28,13 +28,13 @@ def rank(number, world_size=2, launch_id="1.0.0", **changes):
 
 
 def on_two_nodes(number, launch_id, **changes):
-    """Return one of four ranks on two pretended nodes."""
+    """Return the description of one of four ranks on two emulated nodes."""
     place = rank(number, 4, launch_id, nodes=2, hosts=("n1", "n2"), local_world_size=2, emulated=True)
     return dataclasses.replace(place, **{"node_rank": number // 2, "local_rank": number % 2} | changes)
 
 
 def meet(infos, timeout_s=120.0):
-    """Let all these ranks meet at once and return their stores, or the error of each that failed."""
+    """Let all these ranks meet at the same time; return for each rank its store, or its error."""
 
     def outcome(info):
         WHO.rank = info.rank
@@ -49,7 +49,7 @@ def meet(infos, timeout_s=120.0):
 
 @contextlib.contextmanager
 def listener(port, answer=None):
-    """Another program that listens on `port`; it answers every caller, or never."""
+    """Listen on `port` as another program, which answers every caller with `answer`, or never answers."""
     with socket.create_server(("127.0.0.1", port)) as server:
         stopped = threading.Event()
         server.settimeout(0.05)

@@ -52,14 +52,14 @@ class Loop:
 
     def result(self) -> dict[str, Any]:
         model = self.d.unwrap(self.model)
-        # Until the next step begins, the buffers of replicas differ.
+        # After a step the buffers of replicas differ until the next step begins. So compare rank 0's only.
         kept = {key: item for key, item in weights(model).items() if self.d.rank == 0 or "running" not in key}
         optimizer = self.optimizer.state_dict()["state"]
         return {"weights": kept, "optimizer": optimizer, "note": self.progress["note"], "draw": torch.rand(3)}
 
 
 def killed_after_the_copy(root: str, step: int) -> None:
-    """Save without a wait, and be killed at once."""
+    """Save without `wait`, and kill this process immediately after the copy."""
     with Distributon(seed=1) as d:
         d.launch()
         loop = Loop(d)
@@ -69,14 +69,17 @@ def killed_after_the_copy(root: str, step: int) -> None:
 
 
 def copy_to_memory(d: Distributon, root: str | Path, step: int, **objects: Any) -> None:
-    """Copy a state into memory; without a wait, the first call would only allocate the memory."""
+    """Copy a state into memory. Call it twice, because the first call only starts to allocate the memory."""
     for _ in range(2):
         d.memory_save(step, root=root, **objects)
         d._checkpointer.saves._buffers._join()
 
 
 def resumed_from_memory(root: str, holders: list[int]) -> list[dict[str, Any]]:
-    """Train on after copies of steps 4 and 5, then resume; only `holders` still have the copy of step 5."""
+    """Train after copies of steps 4 and 5, then resume.
+
+    Only the ranks `holders` still have the copy of step 5.
+    """
     with Distributon(seed=1) as d:
         loop = Loop(d.launch())
         saves = d._checkpointer.saves
@@ -102,7 +105,7 @@ def resumed_from_memory(root: str, holders: list[int]) -> list[dict[str, Any]]:
 
 
 def train_and_save(root: str, steps: list[int], wait: bool) -> dict[str, Any]:
-    """Save at each of `steps`, and leave in good order."""
+    """Save at each of `steps`, and close the Distributon."""
     with Distributon(seed=1) as d:
         d.launch()
         loop = Loop(d)

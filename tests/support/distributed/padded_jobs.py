@@ -46,7 +46,7 @@ class Tokens(nn.Sequential):
 
 
 def trained(config: dict[str, Any], folder: str, strategy: dict[str, Any]) -> None:
-    """Train by the trainer, as far as `config` says."""
+    """Train by the default trainer, with the settings of `config`."""
     options = dict(strategy)
     with Distributon(seed=0, strategy=build(options.pop("name"), **options)) as d:
         train(d.launch(), config, RunFolder(Path(folder)))

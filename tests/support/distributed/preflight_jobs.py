@@ -25,7 +25,7 @@ def fly(folder: str, config: dict[str, Any] | None = None, **options: Any) -> tu
     os.environ["SLURMDDP_ATTEMPT"] = "0"
     with Distributon() as d:
         d.launch()
-        # Give names to the pretended nodes, as on a cluster.
+        # Give names to the emulated nodes, as on a cluster.
         context = d._session.context
         names = tuple(f"n{node + 1}" for node in range(context.info.nodes))
         context = replace(context, info=replace(context.info, hosts=names, emulated=False))

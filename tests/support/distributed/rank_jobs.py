@@ -20,7 +20,7 @@ from slurmddp.training.distributon import Distributon
 
 
 class Net(nn.Module):
-    """Deep enough that DDP has something to repack, with dropout and a buffer."""
+    """A model with dropout and a buffer, and with so many layers that DDP rebuilds its buckets."""
 
     def __init__(self, width: int = 24, dropout: float = 0.0) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def step_on(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor,
 def samples_seen(
     count: int, batch_size: int, drop_last: bool, even: bool, epochs: int
 ) -> list[list[list[int]]]:
-    """Return the samples of each batch of each epoch on this rank."""
+    """Return the samples of this rank, by epoch and batch."""
     with Distributon(seed=3) as d:
         d.launch()
         data = TensorDataset(torch.arange(count))
@@ -97,7 +97,7 @@ def two_functions() -> list[Any]:
 
 
 def errors_of_save_and_load(root: str) -> dict[str, str]:
-    """Return each rank's error if something is wrong on rank 0, or on another rank."""
+    """Return this rank's errors of saves and loads that fail on rank 0, or on another rank."""
     errors: dict[str, str] = {}
     with Distributon(seed=1) as d:
         d.launch()
@@ -124,7 +124,7 @@ def errors_of_save_and_load(root: str) -> dict[str, str]:
 
 
 def own_draws() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a weight as it was built, and a draw after the first and the second model were set up."""
+    """Return an initial weight, and a random number after each of two calls of `setup_model`."""
     with Distributon(seed=7) as d:
         d.launch()
         net = Net()
@@ -136,7 +136,7 @@ def own_draws() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 class WorkerSeeds(Dataset[int]):
-    """Yields the seed of the loader worker that reads a sample."""
+    """Data set whose samples are the seeds of the loader workers that read them."""
 
     deterministic = True
 
@@ -163,7 +163,7 @@ def worker_seeds() -> tuple[set[int], set[int]]:
 
 
 def means() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean of values over ranks, taken together and one by one."""
+    """Return the means of values over the ranks, reduced as one tensor and one by one."""
     with Distributon() as d:
         d.launch()
         values = torch.randn(37, generator=torch.Generator().manual_seed(d.rank))
@@ -205,7 +205,7 @@ def exchanges(folder: str) -> dict[str, Any]:
 
 
 def clipped() -> tuple[list[torch.Tensor], float, float]:
-    """Return the gradients of a step after clipping, the norm before, and the norm that is left."""
+    """Return the gradients of a step after clipping, and their norms before and after clipping."""
     with Distributon(seed=0) as d:
         d.launch()
         model = d.setup_model(Net())
@@ -262,7 +262,7 @@ def logged_metrics(folder: str) -> None:
 
 
 def place(environment: str | None = None) -> dict[str, Any]:
-    """Return this rank's numbers after `launch`, and the child processes, which must be none."""
+    """Return this rank's numbers after `launch`, and its child processes, of which there must be none."""
     with Distributon(environment=environment) as d:
         d.launch()
         children = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
@@ -285,7 +285,7 @@ def second_launch() -> str:
 
 
 def large_means() -> dict[str, bool]:
-    """Return whether the mean of a value whose sum is infinite is that value, by dtype and way."""
+    """Return, by function and dtype, whether the mean of values is right although their sum is infinite."""
     values = {torch.float16: 4e4, torch.bfloat16: 3e38, torch.float32: 3e38, torch.complex64: 3e38}
     with Distributon() as d:
         d.launch()

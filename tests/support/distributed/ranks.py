@@ -128,7 +128,7 @@ def _run(
 
 @dataclass(frozen=True)
 class Program:
-    """One start of a script, as `env -i ENVIRON python SCRIPT ARGUMENTS` in `folder`."""
+    """A script to start, like `env -i ENVIRON python SCRIPT ARGUMENTS` in `folder`."""
 
     command: Sequence[str]
     environ: Mapping[str, str]
@@ -153,7 +153,7 @@ def as_program(main: Callable[[], object]) -> int:
     import torch
 
     interpreter.draw_anew()
-    # As a fresh torch does. The handlers at exit of the server are not the program's.
+    # Set the number of threads as a fresh torch does, and drop the exit handlers of the server.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     atexit._clear()
     code = 0
@@ -201,7 +201,7 @@ def host_store(end: Connection) -> None:
 
 
 def _collect(ends: list[Connection], deadline: float) -> list[Any]:
-    """Wait for all answers; the first failure ends the wait, since other ranks may be stuck because of it."""
+    """Wait for all answers, or for the first failure, because other ranks may be stuck after a failure."""
     answers: dict[int, Any] = {}
     while len(answers) < len(ends):
         open_ends = [end for rank, end in enumerate(ends) if rank not in answers]
@@ -221,7 +221,7 @@ def _be_rank(
 
     os.environ.update(environ)
     torch.set_num_threads(1)
-    # Loader workers are forked, as by a rank of an agent; else each rank would start a fork server.
+    # Fork the loader workers, as in a rank of an agent; otherwise each rank would start a fork server.
     multiprocessing.set_start_method("fork", force=True)
 
     try:

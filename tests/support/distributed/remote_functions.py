@@ -13,7 +13,7 @@ from slurmddp import Distributon
 
 
 def wait_for(path):
-    """Return once the file is there."""
+    """Wait until the file exists."""
     deadline = time.monotonic() + 120
     while not Path(path).exists():
         if time.monotonic() > deadline:

@@ -37,7 +37,7 @@ def save(root, step):
 
 
 def kill_at(operation):
-    """Make this process kill itself just before the given one of its file operations."""
+    """Make this process kill itself just before its file operation number `operation`."""
     left = [operation]
 
     def counted(real):
@@ -151,7 +151,7 @@ def random_moments(root, seed, times):
         os.kill(pid, signal.SIGKILL)
         line = report(root, step, os.waitpid(pid, 0)[1])
         killed += line["killed"]
-        # The machine's load changes meanwhile, so the duration of a save is estimated again after each kill.
+        # Estimate the duration of a save again after each kill, because the load of the machine changes.
         usual_s *= 1.05 if line["killed"] else 0.85
         if killed == times:
             return

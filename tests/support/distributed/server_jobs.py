@@ -17,7 +17,10 @@ from support.distributed.rank_jobs import Net, batch_of, step_on, weights
 
 
 def beside_a_slow_rank(staleness: int, steps: int, root: str) -> dict[str, Any]:
-    """Train with rank 1 behind at first; return counts, losses, and the weights and state of two saves."""
+    """Train with a rank 1 that is slow at first.
+
+    Return counts, losses, and the weights and states of two saves.
+    """
     server = ParameterServer(staleness=staleness)
     with Distributon(strategy=server, seed=1) as d:
         d.launch()
@@ -47,7 +50,7 @@ def beside_a_slow_rank(staleness: int, steps: int, root: str) -> dict[str, Any]:
 
 
 def _refused(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Try steps and parameters that the server refuses."""
+    """Return the errors for steps and parameters that the server refuses."""
     with pytest.raises(ConfigError, match="can't call a closure"):
         optimizer.step(lambda: 0.0)
     parameter = next(model.parameters())

@@ -15,7 +15,7 @@ from support.distributed.rank_jobs import Net, batch_of
 
 
 class Overflowing(Net):
-    """Has an infinite gradient in training step `at`, with a finite loss; with `marker`, only once."""
+    """Model with an infinite gradient, but a finite loss, in training step `at`; with `marker`, only once."""
 
     def __init__(self, at: int, marker: str = "") -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from support.runs.agent_runs import wait_until
 
 
 def all_have_come(place: str) -> None:
-    """Wait until all ranks have reached this line."""
+    """Wait until all ranks have called this function for the same `place`."""
     folder = Path(os.environ["SLURMDDP_RUN_DIR"])
     (folder / f"{place}-{os.environ['RANK']}").touch()
     ranks = int(os.environ["WORLD_SIZE"])
@@ -29,7 +29,10 @@ def all_have_come(place: str) -> None:
 
 
 class Countdown(torch.utils.data.Dataset[Any]):
-    """Random classes; the sample read as number `at` on rank `rank` (-1: on all) runs `act`."""
+    """Data set of random classes.
+
+    Read number `at` on rank `rank` (-1: on all ranks) calls the method `act`.
+    """
 
     act = ""
     at = 0
@@ -67,7 +70,10 @@ class WithHeldout(Countdown):
 
 
 def work(folder: str, act: str, at: int, rank: int, environ: dict[str, str]) -> int:
-    """Run a worker in which `act` happens when sample `at` is read on `rank`; return its exit code."""
+    """Run a rank whose data set calls `act` at read number `at` on `rank` (see `Countdown`).
+
+    Return its exit code.
+    """
     os.environ.update({"SLURMDDP_RUN_DIR": folder, "SLURMDDP_ATTEMPT": "0", **environ})
     Countdown.act = act
     Countdown.at = at

@@ -24,7 +24,10 @@ KINDS = ("one", "before", "two", "twice", "evaluation", "usr2", "request", "fini
 
 
 def disturb(kind, chance, rank, world_size, agreement):
-    """Ask this rank to stop if it is one of the chosen; all ranks draw the same numbers."""
+    """Ask this rank to stop if it was chosen.
+
+    All ranks draw the same random numbers, so they choose alike.
+    """
     chosen = chance.sample(range(world_size), 2 if kind == "two" else 1)
     delays = [chance.uniform(0, 0.2), 0.0] if kind == "twice" else [chance.uniform(0, 0.3)]
     if kind == "finished" or rank not in chosen:

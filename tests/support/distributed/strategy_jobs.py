@@ -293,7 +293,10 @@ def resumed_with(options: dict[str, Any], root: str) -> dict[str, torch.Tensor]:
 
 
 class Reused(nn.Module):
-    """A checkpointed layer that runs twice, and an unused one: torch's DDP needs a static graph for it."""
+    """Model with a checkpointed layer that runs twice, and an unused layer.
+
+    DDP needs a static graph for it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,7 +312,7 @@ class Reused(nn.Module):
 
 
 def reused_layer(static_graph: bool) -> str:
-    """Train three steps of `Reused`; return the error, or nothing."""
+    """Train three steps of `Reused`; return the error, or an empty text."""
     with Distributon(strategy=build("ddp", static_graph=static_graph), seed=1) as d:
         d.launch()
         model = d.setup_model(Reused())

@@ -91,7 +91,7 @@ class TenSecondSteps:
 
 
 class Score:
-    """A metric with a given value at each evaluation, one every two steps."""
+    """A metric with given values: one for each evaluation, of which there is one every two steps."""
 
     step: ClassVar[int] = 0
 
@@ -103,7 +103,7 @@ class Score:
 
 
 class Spoil:
-    """The callback that puts NaN into the optimizer's state once, and so spoils a checkpoint."""
+    """A callback that once puts NaN into the optimizer's state, so that the next checkpoint contains it."""
 
     def __init__(self, step: int) -> None:
         self._step = step
@@ -117,7 +117,7 @@ class Spoil:
 
 
 class ScoreStep:
-    """The callback that passes the step to `Score`."""
+    """A callback that passes the step to `Score`."""
 
     def on_train_start(self, training: Any) -> None:
         Score.step = training.step

@@ -10,7 +10,7 @@ from torch import distributed
 
 
 class Messages:
-    """Sends and receives by gloo; nothing but the smallest interface."""
+    """A transport with the smallest interface: it sends and receives by gloo."""
 
     def __init__(self, store: distributed.Store, rank: int, world_size: int, timeout: timedelta) -> None:
         self._gloo = distributed.ProcessGroupGloo(store, rank, world_size, timeout)
@@ -35,7 +35,7 @@ class Unbuildable(Messages):
 
 class HalfGroup(distributed.ProcessGroup):
     def allreduce(self, *arguments: object) -> None:
-        """Stands for an operation."""
+        """Imitate an operation of a process group."""
 
 
 not_a_class = 3

@@ -109,7 +109,10 @@ def children_of(pid: int) -> list[psutil.Process]:
 
 
 def runs(process: psutil.Process | int) -> bool:
-    """Return whether a process runs; a zombie does not, since pid 1 collects an orphan's zombie."""
+    """Return whether a process runs.
+
+    A zombie does not run: pid 1 removes the zombies of orphans at any time.
+    """
     try:
         handle = psutil.Process(process) if isinstance(process, int) else process
         return handle.is_running() and handle.status() != psutil.STATUS_ZOMBIE

@@ -51,7 +51,8 @@ class Rank:
     channels: ClassVar[list[WriterChannel]] = []
 
     def __init__(self, service: CheckpointService, local_rank: int = 0) -> None:
-        # As in a forked rank, this end outlives the agent's descriptor.
+        # Duplicate the descriptor: as in a forked rank, this end stays open when the agent closes its own
+        # descriptor.
         channel = WriterChannel.attach({CHANNEL_VARIABLE: str(service.channel_for(local_rank))})
         assert channel is not None
         self.channel = channel
@@ -70,7 +71,7 @@ class Rank:
 
 
 def wait_for(service: CheckpointService) -> None:
-    """Run the service as the agent's loop does, until all requests are written."""
+    """Run the service as in the agent's loop, until all requests are written."""
     deadline = time.monotonic() + 120
     service.handle()
     while service.is_writing() and time.monotonic() < deadline:

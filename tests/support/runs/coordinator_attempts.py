@@ -35,7 +35,7 @@ class Notes:
         self.awaited: list[str] = []
         self.over = False
         self.causes: list[Failure] = []
-        """The failures that `restarted` and `failed` were given."""
+        """The failures with which `restarted` and `failed` were called."""
 
     def log(self, text: str) -> None:
         self.lines.append(text)
@@ -70,7 +70,7 @@ class Notes:
 
 
 class Attempt:
-    """A coordinator of three nodes, n0 to n2, with its orders since the last poll."""
+    """A coordinator of three nodes, n0 to n2, for tests that read its orders after each message."""
 
     def __init__(self, **changes: Any) -> None:
         self.notes = Notes()
@@ -92,7 +92,10 @@ class Attempt:
         return self
 
     def receive(self, sender: int, kind: type[Message], now: float = 1.0, **facts: Any) -> None:
-        """Send a message as over the link; a report names step 7 of the first worker group by default."""
+        """Deliver a message as the link does.
+
+        By default, a report is about step 7 of the first worker group.
+        """
         usual = {"restart_count": 0, "step": 7, "silent_s": 0.0} if issubclass(kind, Report) else {}
         message = decode(json.loads(json.dumps(encode(kind(**usual | facts)))))
         assert message is not None

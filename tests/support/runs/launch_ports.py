@@ -14,7 +14,7 @@ NUMBERS = itertools.count()
 
 
 def a_launch(ports_of: Callable[[str], list[int]] = candidate_ports) -> str:
-    """Return the id of a launch that is nobody else's, and on whose first ports nobody listens."""
+    """Return a launch id that no other process uses, and on whose first ports no program listens."""
     while True:
         launch_id = f"{os.getpid()}.{next(NUMBERS)}.0"
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:

@@ -14,7 +14,7 @@ from support.runs import launch_ports
 
 SECRET = "5e" * 32
 LIMIT_S = 120.0
-"""Patience with a busy machine; no test waits for it to pass."""
+"""Limit of a wait in seconds, for a busy machine; a test that passes does not wait so long."""
 NUMBERS = itertools.count()
 
 
@@ -33,7 +33,7 @@ def ports_of(launch_id):
 
 
 def a_launch():
-    """Return the id of a launch that is nobody else's, and on whose first ports nobody listens."""
+    """Return a launch id that no other process uses, and on whose first ports no program listens."""
     return launch_ports.a_launch(ports_of)
 
 
@@ -52,7 +52,7 @@ def place(node, nodes, launch_id, **changes):
 
 
 class Star:
-    """The links of one launch, driven by one loop; `received` holds (at, sender, message)."""
+    """The links of one launch in one loop; `received` lists (receiver, sender, message)."""
 
     def __init__(self, nodes, launch_id=None, secret=SECRET, clocks=None, **options):
         self.options = options
@@ -76,7 +76,7 @@ class Star:
         return self
 
     def turn(self, *without):
-        """Let every end, except those `without`, handle its events once."""
+        """Let the links of all nodes, except the nodes `without`, handle their events once."""
         for node, link in self.links.items():
             if node not in without:
                 self.received += [(node, *heard) for heard in link.handle()]
@@ -88,13 +88,13 @@ class Star:
         while not condition():
             assert time.monotonic() < deadline, self.received
             now = time.monotonic()
-            # A manual clock gives no real deadline.
+            # The deadlines of a manual clock are no times of the real clock.
             wait_s = 0.01 if self.clocks else max(0.0, min(link.next_deadline() for link in awake) - now)
             select.select([fd for link in awake for fd in link.descriptors()], [], [], min(wait_s, 1.0))
             self.turn(*without)
 
     def drain(self, *without):
-        """Wait until all messages have arrived, by the round trip of a message to and from each member."""
+        """Wait until all earlier messages have arrived, by a round trip of a message to each member."""
         for node in list(self.links):
             if node and node not in without:
                 self.say(node, 0, *without)
@@ -108,7 +108,7 @@ class Star:
         self.received.remove((to, sender, mark))
 
     def met(self, *nodes):
-        """Return whether these members and the hub have met."""
+        """Return whether each of these members has met the hub."""
         met = {at for at, sender in self.arrivals if (sender, at) in self.arrivals}
         return met >= set(nodes or range(1, self.nodes))
 
@@ -131,7 +131,7 @@ class Star:
         ]
 
     def texts(self, at):
-        """Return the messages that `at` has received, without messages of the link itself."""
+        """Return the texts that node `at` has received, with their senders."""
         return [
             (sender, message)
             for to, sender, message in self.received
@@ -155,12 +155,12 @@ def running(nodes, **options):
 
 
 def by_manual_clocks(nodes):
-    """Return a star whose nodes have all met, by clocks that stand still until `pass_s` moves them."""
+    """Return a star whose nodes have all met, with clocks that only `pass_s` advances."""
     return running(nodes, clocks={node: ManualClock() for node in range(nodes)})
 
 
 def pass_s(star, seconds, *without):
-    """Let time pass in steps of half a second; the nodes `without` handle no events meanwhile."""
+    """Advance all clocks in steps of half a second; the nodes `without` handle no events during this time."""
     for _ in range(round(2 * seconds)):
         for clock in star.clocks.values():
             clock.now += 0.5

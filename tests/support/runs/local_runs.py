@@ -55,7 +55,7 @@ def local_run(
 
 
 HANGUP_ON = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
-"""For tests that run under `nohup` themselves."""
+"""Code for `first` that restores the default action of SIGHUP, if the tests themselves run under `nohup`."""
 
 
 @contextmanager
@@ -89,5 +89,5 @@ def terminal(
 
 
 def terminal_again(tmp_path: Path) -> subprocess.Popen[bytes]:
-    """Start the same run once more, as a person types the same command again."""
+    """Start the same run again, as when a person types the same command again."""
     return subprocess.Popen([sys.executable, str(tmp_path / "person.py")], stderr=subprocess.PIPE)

@@ -1,7 +1,7 @@
-"""A file system whose client remembers names: that they did not exist (NFS), and to which file they led.
+"""A file system whose client caches names: that a name does not exist (as NFS does), and its file.
 
-A program that opens a file by a remembered name gets the error ESTALE once another host has replaced it, as
-on GlusterFS with long times.
+A program that opens a file by a cached name gets the error ESTALE if another host has replaced the file, as
+on GlusterFS with long cache times.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LOOK_UPS = (
 
 
 class RememberedNames:
-    """The look-ups of this process below a folder: a name that was once absent stays absent.
+    """The cache of this process for a folder: a name that was once absent stays absent.
 
-    Listings ask the server, and so correct what is remembered of the files in a folder. A file that this
-    process creates is known to it.
+    A listing of a folder asks the server, and so corrects the cached names of its files. A file that this
+    process creates enters the cache.
     """
 
     def __init__(self, root: Path) -> None:
@@ -43,7 +43,7 @@ class RememberedNames:
         self._is_other_host = False
 
     def remember(self, look_up: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of the system that trusts the remembered names."""
+        """Return the system function `look_up` with a cache of names in front of it."""
 
         def ask(path: Any, *args: Any, **options: Any) -> Any:
             name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""

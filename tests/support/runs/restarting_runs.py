@@ -37,7 +37,7 @@ def main(run_dir):
         time.sleep(0.01)
     return 0
 """
-"""Ranks that have made some steps, more after each restart, and then wait for a file that ends them."""
+"""Program whose ranks take some steps, more after each restart, and then wait for a file to end."""
 
 
 def run_folder(tmp_path: Path, *, nodes: int = 1, program: str = STEPPING, **config: object) -> RunFolder:
@@ -52,7 +52,7 @@ def agents_of(
     commands: Mapping[int, Sequence[str]] = MappingProxyType({}),
     **options: Any,
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start the agents of the nodes from `first` on; some by other `commands` than the usual one."""
+    """Start the agents of the nodes from `first` on; `commands` contains other commands for some nodes."""
     agents = [
         start_agent(folder, nodes=nodes, node_rank=node, command=commands.get(node, ()), **options)
         for node in range(first, nodes)

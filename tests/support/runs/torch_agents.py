@@ -16,7 +16,7 @@ from support.runs import restarting_runs
 def agents_of(
     folder: RunFolder, nodes: int, *, program: str = "", **options: Any
 ) -> AbstractContextManager[list[subprocess.Popen[bytes]]]:
-    """Start the agents of all nodes, by a Python `program` where one is given.
+    """Start the agents of all nodes; if `program` is given, as this Python program.
 
     The ranks can import from the tests.
     """

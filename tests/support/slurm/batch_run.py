@@ -40,12 +40,12 @@ def node(
 
 
 class Killed(Exception):
-    """SIGTERM while the batch step waits for it."""
+    """Exception that imitates SIGTERM while the batch step waits for it."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The part of the ranks: the files that they leave in the attempt's folder, and the exit code of srun."""
+    """What the ranks of an attempt do: actions such as writing files, and the exit code of srun."""
 
     actions: tuple[Callable[[Run], object], ...] = ()
     code: int = 0
@@ -59,12 +59,12 @@ def do(action: Callable[[Run], object]) -> Step:
 
 
 def exits(code: int) -> Step:
-    """srun ends with `code`, and no agent has left any."""
+    """Return a step in which srun ends with `code`, and no agent writes an exit code."""
     return Step(code=code)
 
 
 def leave(codes: Mapping[int, int], code: int) -> Step:
-    """Agents leave exit codes; srun ends with `code`."""
+    """Return a step in which agents write the exit codes `codes`, and srun ends with `code`."""
 
     def write(run: Run) -> None:
         for number, left in codes.items():
@@ -74,17 +74,17 @@ def leave(codes: Mapping[int, int], code: int) -> Step:
 
 
 def leaves(*names: str) -> Step:
-    """The attempt's log folder gets files of these names."""
+    """Return a step that creates files of these names in the attempt's log folder."""
     return do(lambda run: [(run.log_dir / name).touch() for name in names])
 
 
 def records(failure: Mapping[str, Any]) -> Step:
-    """An agent records the first failure."""
+    """Return a step in which an agent records the first failure."""
     return do(lambda run: (run.log_dir / "failure.json").write_text(json.dumps(failure, indent=1)))
 
 
 def touches(name: str) -> Step:
-    """A file appears in the run folder."""
+    """Return a step that creates a file in the run folder."""
     return do(lambda run: (run.folder.path / name).touch())
 
 
@@ -104,7 +104,7 @@ STOP_ASKED = touches("stop")
 
 
 class FakeSlurm:
-    """SLURM's commands for one job. Each attribute is a reply; a callable in `on` may replace it."""
+    """SLURM's commands for one job. Attributes are replies, which functions in `on` may replace."""
 
     def __init__(self) -> None:
         self.job = RUNNING
@@ -114,11 +114,11 @@ class FakeSlurm:
         """Reply of `sacctmgr show qos`; empty: no reply."""
         self.silence = ""
         self.refusal = ""
-        """Of sbatch."""
+        """Error text with which sbatch refuses; empty: it accepts the job."""
         self.jobs: dict[str, str] = {}
-        """State, nodes, comment and perhaps script of each job in the queue, with bars between them."""
+        """By id of each job in the queue: `STATE|NODES|COMMENT`, perhaps followed by `|SCRIPT`."""
         self.lost_submissions = 0
-        """Submissions that get no answer; with `queued_anyway` they are carried out."""
+        """Number of submissions that get no answer; with `queued_anyway` SLURM queues their jobs."""
         self.queued_anyway = False
         self.shows_arguments = True
         """Whether squeue shows scripts with their arguments, which 24.11 and 26.05 do not."""
@@ -126,7 +126,8 @@ class FakeSlurm:
         """Whether `scontrol show job` shows sbatch's command line, which 24.11 does not."""
         self.silent_queue = 0
         self.on: dict[str, Callable[[], CommandResult | None]] = {}
-        """By the first words of a command: `show job`, `requeue`, `update`, `test-only`, `sbatch`."""
+        """By the beginning of a command (`show job`, `requeue`, `update`, `test-only`, `sbatch`), its
+        reply."""
         self.calls: list[list[str]] = []
         self.submitted_with: Mapping[str, str] = {}
 
@@ -228,7 +229,7 @@ def refused(text: str = "") -> CommandResult:
 
 
 class Run:
-    """One run folder; `start` begins an attempt, lets the ranks do a step, and ends it."""
+    """A run folder with a fake SLURM; `start` begins an attempt, lets the ranks do a `Step`, and ends it."""
 
     def __init__(self, tmp_path: Path, **changes: Any) -> None:
         self.slurm = FakeSlurm()
@@ -241,7 +242,7 @@ class Run:
         self.environ = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "n[1-2]"}
         self.attempt = -1
         self.said: list[str] = []
-        """Before an attempt was claimed."""
+        """Lines that the batch step printed before it had claimed an attempt."""
         self.exported: dict[str, str] = {}
         """What `begin` printed for the shell."""
         self.slept: list[float] = []
@@ -302,7 +303,7 @@ class Run:
         return self.start(started_as="resubmitted", SLURM_JOB_ID="42")
 
     def lose_first_node(self, **environ: str) -> list[str]:
-        """Let an agent ask for its lost batch script, and return the changes that SLURM was asked for."""
+        """Let an agent react to the loss of the batch script, and return the changes requested from SLURM."""
         self.slurm.jobs["41"] = "RUNNING||"
         self.attempt = 0
         self.log_dir.mkdir(parents=True, exist_ok=True)
@@ -322,7 +323,7 @@ class Run:
         return [(event["outcome"], event["next"]) for event in self.events("ended")]
 
     def asked(self) -> list[str]:
-        """Return the changes that SLURM was asked for."""
+        """Return the changes that were requested from SLURM."""
         changes = [call[1:] for call in self.slurm.calls if {"requeue", "update"} & {*call[1:2]}]
         return [" ".join(call) for call in changes] + ["sbatch"] * len(self.submissions())
 
@@ -330,7 +331,7 @@ class Run:
         return [call for call in self.slurm.calls if call[0] == "sbatch" and "--test-only" not in call]
 
     def questions_to_sbatch(self) -> list[list[str]]:
-        """Return the questions whether SLURM would take the job."""
+        """Return the calls of `sbatch --test-only`."""
         return self.slurm.of("--test-only")
 
     def excluded(self) -> list[dict[str, Any]]:
@@ -340,7 +341,7 @@ class Run:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Give this process back the handler of SIGTERM that the batch step changes."""
+    """Restore this process's handler of SIGTERM after the block, because the batch step changes it."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

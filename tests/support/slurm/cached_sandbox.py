@@ -18,9 +18,9 @@ from slurmddp.sandbox.plan import Plan, SandboxNode
 from support.slurm.faulty_sandbox import FaultySandbox
 
 LIKE_NFS = "dir_cache=no,entry_timeout=3,attr_timeout=3,negative_timeout=30"
-"""Listings ask the server, files are remembered for 3 s, and names that did not exist for 30 s."""
+"""Options of sshfs: listings ask the server, files are cached for 3 s, and absent names for 30 s."""
 LONG = "dcache_timeout=60,entry_timeout=60,attr_timeout=60,negative_timeout=30"
-"""Everything is remembered, listings for a minute."""
+"""Options of sshfs: everything is cached, also listings, for a minute."""
 SFTP_SERVER = "/usr/lib/openssh/sftp-server"
 MOUNT = """
 mkdir -p "$2" && mount --bind "$1" "$2" &&

@@ -37,7 +37,10 @@ sys.exit(process.wait())
 
 @dataclass(frozen=True)
 class LoginNode:
-    """The node `login1`; ssh of `programs` knows it, and `down`, where nothing listens."""
+    """The node `login1`.
+
+    The ssh in `programs` knows the hosts `login1`, and `down`, which does not answer.
+    """
 
     home: Path
     slurm: FakePrograms
@@ -112,7 +115,7 @@ def login_node(
         with (folder / "sshd_config").open("a") as config:
             config.write(f'ForceCommand exec {shell} -c "$SSH_ORIGINAL_COMMAND"\n')
 
-    # A person's sessions may begin with a command of their own.
+    # The ssh configuration of a person may start each session with a command.
     (folder / "ssh_config").write_text(
         f"Host login1\n  Port {port}\n  RemoteCommand bash -l\n  RequestTTY force\n"
         f"Host down\n  Port {_free_port()}\nHost *\n  HostName 127.0.0.1\n"
@@ -124,7 +127,8 @@ def login_node(
     node = LoginNode(home, FakePrograms(folder / "slurm"), programs, f'exec {python} -m slurmddp "$@"')
     exports = {"PATH": os.environ["PATH"], **(slurm or node.slurm.environ), "PYTHONDONTWRITEBYTECODE": "1"}
     exports["PATH"] = f"{home}/bin:{exports['PATH']}"
-    # A profile may greet or read: a greeting is no answer, and the request is not for the profile.
+    # A profile may print a greeting, or read from standard input. The greeting must not count as an answer,
+    # and the profile must not read the request.
     (home / ".bash_profile").write_text(
         "".join(f"export {name}={shlex.quote(value)}\n" for name, value in exports.items())
         + "echo Welcome to login1; read -r project; echo -n 'No line break'\n"

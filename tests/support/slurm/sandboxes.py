@@ -21,7 +21,10 @@ from support.slurm.versions import by_version
 
 @contextmanager
 def own_sandbox(letter: str, nodes: int, **options: Any) -> Iterator[FaultySandbox]:
-    """A running SLURM. No other file's sandbox has the same `letter`; the sockets need a short path."""
+    """Yield a running SLURM.
+
+    Each file of tests uses another `letter` for its sandbox; sockets need short paths.
+    """
     with tempfile.TemporaryDirectory(prefix="slurmddp-") as folder:
         made = FaultySandbox(f"{letter}{os.getpid()}", root=Path(folder) / "sandbox", nodes=nodes, **options)
         try:
@@ -55,7 +58,7 @@ def shortest_timeout_s() -> int:
 
 
 def lose(used: FaultySandbox, node: str) -> None:
-    """Make SLURM lose a node on which everything lives on."""
+    """Make SLURM lose a node whose processes continue to run."""
     if used.plan.namespaces:
         used.cut_link(node)
     else:

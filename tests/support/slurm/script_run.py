@@ -16,14 +16,14 @@ from support.slurm.slurm_jobs import FakePrograms, make_job
 FINISH = 'for node in 0 1; do echo 0 >"$logs/exit-node-$node"; done; exit 0'
 STOP = 'for node in 0 1; do echo 75 >"$logs/exit-node-$node"; done; exit 75'
 FAIL = 'echo 1 >"$logs/exit-node-0"; exit 137'
-"""An agent has failed, so that no other exit code is waited for; srun was killed."""
+"""Step in which an agent fails and srun is killed, so that the script waits for no other exit code."""
 SAVE = 'mkdir -p "$SLURMDDP_RUN_DIR/checkpoints"; echo step-9 >"$SLURMDDP_RUN_DIR/checkpoints/latest"\n'
 RUNNING = "JobId=41 JobState=RUNNING Reason=None Requeue=1 Restarts=0 RunTime=00:05:00 TimeLimit=01:00:00"
 PREEMPTED = RUNNING.replace("RUNNING", "COMPLETING") + " PreemptTime=2026-01-01T00:00:00"
 
 
 class Script:
-    """One run folder, the SLURM around it, and the script in between."""
+    """A run folder, fake programs of SLURM, and the batch script that uses both."""
 
     def __init__(self, tmp_path: Path, **changes: Any) -> None:
         self.programs = FakePrograms(tmp_path / "slurm")
@@ -37,7 +37,7 @@ class Script:
         self.folder.script_file.write_text(render(job))  # The script may be one that bash can't read.
         self.programs.write("job", RUNNING)
         self.python = tmp_path / "bin" / "python3"
-        """The Python of the host; the ranks' Python does not exist."""
+        """The Python of this machine; the Python of the ranks does not exist."""
         self.python.parent.mkdir()
         self.python.symlink_to(Path(sys.executable).resolve())
         own_path = f"{self.python.parent}:{self.programs.environ['PATH']}"

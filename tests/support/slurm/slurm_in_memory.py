@@ -16,28 +16,28 @@ from slurmddp.slurm.states import JobState, parse_state
 
 @dataclass(frozen=True)
 class Submission:
-    """One accepted submission, as it arrived."""
+    """A submission that was accepted, with its arguments."""
 
     job_id: str
     script: str
     token: str
     options: tuple[str, ...]
     path: Path = Path()
-    """Where the script lay."""
+    """The path of the script at the submission."""
 
 
 @dataclass
 class FakeSlurm:
-    """Behaves as `SlurmClient` does with a SLURM behind it; passes the same contract tests."""
+    """A client that behaves as `SlurmClient` on a real SLURM; both pass the same contract tests."""
 
     site: dict[str, Partition] = field(default_factory=dict)
     refusal: str = ""
     """SLURM's refusal of every submission; empty: it accepts them."""
     largest_array: int = 1001
     lacks_nodes: bool = False
-    """Whether it replies that it lacks the nodes for a job."""
+    """Whether SLURM replies that it lacks the nodes for a job."""
     silence: str = ""
-    """Why SLURM answers nothing at all; empty: it answers."""
+    """The reason why SLURM answers no command; empty: it answers."""
     submissions: list[Submission] = field(default_factory=list)
     states: dict[str, JobState] = field(default_factory=dict)
 
@@ -119,7 +119,7 @@ class FakeSlurm:
         self.states[job_id] = JobState(job_id=job_id, state=parse_state(state), reason=reason, nodes=nodes)
 
     def forget(self, job_id: str) -> None:
-        """Let SLURM know a job no longer, as happens some minutes after its end without accounting."""
+        """Let SLURM forget a job, as it does some minutes after the job's end without accounting."""
         self.states.pop(job_id, None)
 
     def _answer(self) -> None:

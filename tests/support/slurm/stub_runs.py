@@ -24,19 +24,19 @@ from slurmddp.slurm.script import render
 
 STUB = Path(__file__).parent / "stub-agent.sh"
 ENDLESS = 1_000_000
-"""A goal for runs that something else ends first; `Run.aim` then sets a near goal."""
+"""Number of steps for runs that another event ends first; `Run.aim` then sets a near goal."""
 
 
 @pytest.fixture
 def slurm(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> SlurmClient:
-    """Return a client of the sandbox's SLURM, whose commands this process then finds too."""
+    """Return a client of the sandbox's SLURM, and put SLURM's commands on this process's PATH."""
     for name, value in sandbox.environment().items():
         monkeypatch.setenv(name, value)
     return SlurmClient()
 
 
 class Run:
-    """One job with the stub inside, and its run folder."""
+    """A job that runs the stub in place of agents, and its run folder."""
 
     def __init__(self, folder: Path, job: Job, job_id: str) -> None:
         self.folder = RunFolder(folder)
@@ -53,7 +53,10 @@ class Run:
         return int((self.folder.checkpoints_dir / "latest").read_text())
 
     def aim(self, goal: int) -> None:
-        """Set the step at which the stub is done; it looks at each step, and may not see half a number."""
+        """Set the step at which the stub ends.
+
+        It reads the number in each step, so write the file atomically.
+        """
         write_atomic(self.folder.path / "goal", str(goal))
 
     def log(self, attempt: int) -> str:
@@ -71,7 +74,7 @@ class Run:
         return f"{self.folder.events()} {logs}"
 
     def wait_started(self, attempts: int = 1) -> None:
-        """Wait until the stubs of all nodes have begun, and take signals."""
+        """Wait until the stubs of all nodes have started and have installed their signal handlers."""
         folder = self.folder.log_dir(attempts - 1)
         logs = [folder / f"node-{node}.log" for node in range(self.job.resources.all_nodes)]
 
@@ -81,7 +84,10 @@ class Run:
         self.wait(begun, f"start {attempts}")
 
     def wait_stopped(self) -> int:
-        """Wait for the first end and let the run be done soon after; return the step that was saved."""
+        """Wait for the first end of an attempt, let the run finish soon after it.
+
+        Return the saved step.
+        """
         self.wait(self.ends, "first end")
         assert (self.folder.checkpoints_dir / "latest").exists(), f"an end without a save: {self.story()}"
         saved = self.steps()
@@ -97,7 +103,7 @@ Start = Callable[..., Run]
 
 @pytest.fixture
 def start(slurm: SlurmClient, tmp_path: Path) -> Start:
-    """Return a function that submits a job whose stub counts to `goal`, five a second."""
+    """Return a function that submits a job whose stub counts to `goal`, with five steps per second."""
     return starter(tmp_path, slurm)
 
 
@@ -162,13 +168,13 @@ def starter(tmp_path: Path, slurm: SlurmClient) -> Start:
 
 
 def refuse_requeue(script: str) -> str:
-    """Return the script as a site's submit filter would have it that lets no job be requeued."""
+    """Return the script as changed by a site's submit filter that permits no requeue."""
     assert "\n#SBATCH --requeue\n" in script
     return script.replace("\n#SBATCH --requeue\n", "\n#SBATCH --no-requeue\n")
 
 
 class _WithOptions(SlurmClient):
-    """A site, or a person, that adds options to every sbatch."""
+    """A client that adds options to each sbatch, as a site or a person may do."""
 
     def __init__(self, added: tuple[str, ...]) -> None:
         super().__init__()

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# A data set that takes its time, so that a run lasts long enough to be interrupted. Only the first ranks are
-# as slow as `delay_s` says: what interrupts them may then come late, and the end is near all the same.
+# A slow data set, so that a run lasts long enough to be interrupted. Only the ranks of the first attempt are
+# as slow as `delay_s`. So an interruption may come late, and the run still ends soon after it.
 SLOW_DATA = '''
 import os
 import time
@@ -39,7 +39,7 @@ class SlowDigits(torch.utils.data.Dataset):
 '''
 
 UNHURRIED = "+data.delay_s=0.1"
-"""0.4 s a step in the first attempt: time enough for a test to look, and to interrupt it."""
+"""Makes a step of the first attempt take 0.4 s, so that a test has time to examine and interrupt it."""
 
 SMALL = [
     "model=gpt_tiny",
@@ -92,7 +92,7 @@ class Command:
 
 
 class Run:
-    """One run folder, looked at from outside."""
+    """A run folder, as another process sees it."""
 
     def __init__(self, folder: Path, command: Command) -> None:
         self.folder = folder

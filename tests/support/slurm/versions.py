@@ -16,5 +16,5 @@ def by_version(v22_05: _Value, v24_11: _Value) -> _Value:
     Example:
         assert code == by_version(0, 1)
     """
-    # Not from `scontrol --version`, which asks for a configuration before it answers.
+    # Don't ask `scontrol --version`: it needs a configuration file to answer.
     return v22_05 if slurm_version(search_path(os.environ)) <= (22, 5) else v24_11

@@ -40,7 +40,7 @@ def wait_for_steps(run: Path) -> None:
 
 
 def go_on(run: Path) -> None:
-    """Let the ranks of two nodes go on once all were signalled: Lightning's handler is a collective."""
+    """Let the ranks of two nodes continue once all have got a signal: Lightning's handler is a collective."""
     logs = [run / f"logs/attempt-0/node-{node}.log" for node in range(2)]
     wait_until(
         lambda: all("passed on to the ranks" in log.read_text() for log in logs), "a signal on each node"

@@ -22,7 +22,10 @@ class Model(torch.nn.Module):
 
 
 class Steps(TrainerCallback):
-    """Notes each step, and waits at one for the timer that each rank has until it saves after a signal."""
+    """A callback that records each step.
+
+    At one step it waits for the timer after which a signalled rank saves.
+    """
 
     def on_step_end(self, args: object, state: object, control: object, **kwargs: object) -> None:
         """Note the step."""
