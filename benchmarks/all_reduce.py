@@ -52,7 +52,7 @@ from slurmddp.transports.shared_memory import SharedMemoryLink
 
 RANKS = 2
 CALLS = {4 << 10: 400, 64 << 10: 300, 1 << 20: 60, 25 << 20: 4, 100 << 20: 1}
-"""Bytes of the tensor, and the calls of one block."""
+"""By number of bytes of the tensor, the number of calls in a block."""
 BLOCKS = 7
 LARGE = 1 << 20
 SMALL_TO_GLOO = 0.1
@@ -60,10 +60,10 @@ LARGE_TO_GLOO = 0.5
 LARGE_TO_MPI = 1.2
 STEP_TO_GLOO = 1.0
 MPIS = {"MPICH": ("mpiexec.hydra", "libmpi.so.12"), "Open MPI": ("prterun", "libmpi.so.40")}
-"""The program that starts the ranks, which has another name in each wheel, and the library."""
+"""By MPI, the program that starts ranks, whose name differs between the wheels, and the library."""
 TRAINING_STEPS = 40
 Seconds = dict[str, dict[str, float]]
-"""The seconds of a call, by size or model, and by way."""
+"""The seconds of a call, by size or model, and by the way that was measured."""
 
 MPI_PROGRAM = """
 import json, statistics, sys, time

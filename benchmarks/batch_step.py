@@ -27,8 +27,8 @@ from slurmddp.sandbox import Sandbox
 
 ROOT = Path(__file__).parents[1]
 STUB = """#!/bin/bash
-# Takes the place of python. As the agent, it leaves a stamp, waits for SIGTERM and exits with 75; any other
-# command goes to Python.
+# A program in the place of python. If it is started as the agent, it writes a time stamp, waits for SIGTERM
+# and exits with 75. It passes any other command to Python.
 if [ "$2" != slurmddp.launchers.agent ]; then exec {python} "$@"; fi
 logs=$SLURMDDP_RUN_DIR/logs/attempt-$SLURMDDP_ATTEMPT
 trap 'echo 75 >"$logs/exit-node-0"; exit 75' TERM

@@ -2,8 +2,8 @@
 
     python benchmarks/checkpoint_hash.py [--rounds N] [--busy N] [--dir FOLDER] [--output FILE]
 
-States of 100 MB and 600 MB are saved, flushed to the disk on which `--dir` stands. Two shares are printed,
-as medians over the rounds; the limit of the first is 5 %:
+States of 100 MB and 600 MB are saved into the folder `--dir`, and flushed to its disk. Two shares are
+printed, as medians over the rounds; the limit of the first is 5 %:
 
 - `alone`: the share of a save during which it hashes while nothing is flushed. It follows from the moments
   at which hashes and flushes begin and end; hashing and writing never overlap.
@@ -86,7 +86,7 @@ class Watch:
 
 @contextmanager
 def watched(is_hashed: bool) -> Iterator[Watch]:
-    """Record hashes and flushes meanwhile; without `is_hashed`, saves hash nothing."""
+    """Record hashes and flushes during the block; without `is_hashed`, saves hash nothing."""
     watch = Watch()
     digest = durable.Digest
     fsync = os.fsync
@@ -106,7 +106,7 @@ def state_of(megabytes: int) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Run `count` processes meanwhile, each of which keeps a core at work."""
+    """During the block, run `count` processes, each of which keeps a core busy."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

@@ -6,7 +6,7 @@ DistributedDataParallel packs gradients into buckets, and packs them again after
 process. So the first step of a resumed run sums in the first layout, where the undisturbed run sums in the
 second.
 
-Both runs are trained here, on the same batches and without any randomness. A small GPT learns the source
+The benchmark trains both runs, on the same batches and without any randomness. A small GPT learns the source
 text of Python's json and asyncio modules. Its state after a tenth of the steps is loaded into a new wrapper,
 which repeats the other steps. The output shows mean losses over all ranks, and weights; a difference of 0
 means equal bits. FILE keeps the results of other numbers of ranks.

@@ -58,9 +58,9 @@ from support.slurm.faulty_sandbox import FaultySandbox
 WAYS = ("slurmddp", "torchrun", "lightning", "ft_launcher")
 KINDS = ("kill-rank", "kill-rank", "preemption", "lost-node", "time-limit")
 GOAL = 1.05
-"""The largest time over the time without faults."""
+"""The goal: the largest ratio of the time with faults to the time without faults."""
 GOAL_TO_PEER = 0.2
-"""The largest loss over the best peer's loss."""
+"""The goal: the largest ratio of slurmddp's loss to the best peer's loss."""
 NODES = 2
 STEP_S = 0.1
 LEAD_S = 20
@@ -275,7 +275,7 @@ class Observer:
         self._pending = [*faults]
         self._struck_at = 0.0
         self._stopped: float | None = time.time()
-        """Since when SLURM runs no job of the training."""
+        """The time since which SLURM runs no job of the training; None while a job runs."""
         self._lost_node = ""
         self._limited_job = ""
         """The job whose time limit was shortened."""

@@ -3,10 +3,10 @@
     python benchmarks/remote_tensors.py [--rounds N] [--output FILE]
 
 - Operation: seconds of one `x + y` on small tensors, from the first to the end of all of them. `enqueue` is
-  the part until the last line has returned. torch.distributed.rpc adds by one `rpc.remote` each.
-- Copy: seconds to bring 64 MB to a worker and back; the median of five. A plain TCP socket between two
-  processes, which receives into new memory as a copy does, is measured beside it.
-- Matrices: seconds of products of matrices and of training steps on one worker, and of the same lines here.
+the part until the last line has returned. torch.distributed.rpc adds by one `rpc.remote` each. - Copy:
+seconds to bring 64 MB to a worker and back; the median of five. A plain TCP socket between two processes,
+which receives into new memory as a copy does, is measured beside it. - Matrices: seconds of products of
+matrices and of training steps on one worker, and of the same lines in this process.
 
 A round measures all ways one after the other; ratios are medians of the ratios of the rounds. Monarch is
 measured where it is installed (`pip install torchmonarch==0.7.0`).

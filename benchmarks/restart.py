@@ -197,7 +197,7 @@ def options() -> argparse.ArgumentParser:
 def main() -> int:
     """Measure the chosen sizes and return 1 if a ratio exceeds the limit."""
     arguments = options().parse_args()
-    # torchrun sets it for its ranks, and all ways should have the same.
+    # torchrun sets this variable for its ranks. Set it for all ways.
     os.environ["OMP_NUM_THREADS"] = "1"
     chosen = sizes(arguments.sizes, [Size(1, 2), Size(1, 4), Size(2, 2)], visible_gpus())
     with workplace("restart", {"bench_step.py": STEP, "plain.py": PLAIN, "ours.py": OURS}) as folder:

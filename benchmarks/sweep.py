@@ -30,7 +30,7 @@ from record import as_json, in_turn, keep, parser, ratio
 from slurmddp.sandbox import Sandbox
 
 LIMIT_MS = 2.5
-"""Most milliseconds for each point."""
+"""The largest accepted number of milliseconds per point."""
 PAIRS = (("slurmddp", "submitit"), ("map_array", "submitit"), ("slurmddp", "hydra"))
 PROGRAMS = {
     "fit.py": "print('trained')\n",
@@ -45,7 +45,7 @@ executor = submitit.SlurmExecutor("submitit")
 executor.update_parameters(partition="low", time=10, array_parallelism=1000)
 executor.map_array(abs, range(*map(int, sys.argv[1:])))
 """,
-    # The launcher waits for its jobs, which never start here: the results are there at once.
+    # The launcher waits for its jobs, which never start on this sandbox. So replace the wait by results.
     "app.py": """
 import hydra, submitit
 from hydra.core.utils import JobReturn, JobStatus

@@ -29,7 +29,7 @@ from slurmddp.training.data.permutation import Permutation
 SIZES = (1_000, 5_000, 65_537, 1_000_000)
 FAR = 64
 KEYS_PER_SIZE = 50
-"""First elements are collected over that many times --keys."""
+"""The first elements are collected over this number times --keys keys."""
 LIMIT = 4.0
 
 Order = NDArray[np.int64]
