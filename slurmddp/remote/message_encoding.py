@@ -83,7 +83,7 @@ def without_dicts(value: Any) -> Any:
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements in one dimension: a view of a contiguous tensor, else a copy."""
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    # Not `reshape`, which would keep the stride 0 of a single element.
+    # Don't use `reshape`, which would keep the stride 0 of a single element.
     return dense.as_strided((dense.numel(),), (1,))
 
 

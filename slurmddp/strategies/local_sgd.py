@@ -235,8 +235,8 @@ class _OuterReplica(_Replica):
         added = [weight.requires_grad_() for weight in self._copied_weights(len(self._agreed))]
         if added:
             self._agreed += added
-            # Add them to the first group and not to a new one, because a load creates one group for all
-            # weights.
+            # Add the weights to the first group and not to a new one, because a load creates one group for
+            # all weights.
             self._outer.param_groups[0]["params"] += added
 
     def _copied_weights(self, first: int = 0) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Start equal replicas, average them, and define the base of strategies that average no gradients."""
+"""Make the replicas of a model equal, average tensors over ranks, and define the base class `Replicas`."""
 
 from __future__ import annotations
 

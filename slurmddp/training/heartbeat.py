@@ -39,7 +39,7 @@ class Heartbeat:
 
         self._phase = "starting"
         self._since = time.monotonic()
-        """When the current phase began."""
+        """When the current phase began, in seconds of `time.monotonic`."""
         self._watched = False
         """Whether the watchdog expects more heartbeats."""
 

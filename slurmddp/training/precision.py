@@ -42,7 +42,7 @@ def dtype_of(precision: str) -> torch.dtype | None:
 
 
 def autocast(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
-    """Run the forward passes of `model` under autocast; it returns float32.
+    """Run the forward passes of `model` under autocast, and convert their results to float32.
 
     Args:
         model: the module to change. Copies of the module run under autocast too.

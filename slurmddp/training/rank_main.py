@@ -59,7 +59,7 @@ _GLOO_LOST = re.compile(
     r"(Connection (closed|reset) by|Connect timeout|Timed out waiting \d+ms|(Read|Write) error|Broken pipe)"
     r"|Application timeout caused pair closure$"
 )
-"""Messages of a lost connection: gloo raises a plain RuntimeError, whose type does not distinguish it."""
+"""Matches messages of gloo about a lost connection: gloo raises a plain RuntimeError for any error."""
 
 
 def main(run_dir: str) -> int:

@@ -58,7 +58,7 @@ class RunLog:
         self._log(step, {**values, f"{self._unit}_per_s": round(rate, 1)})
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Log metrics after `step`, by name."""
+        """Log the values of metrics, by name, after `step` completed steps."""
         self._log(step, values)
 
     def sample(self, text: str) -> None:

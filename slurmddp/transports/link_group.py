@@ -333,7 +333,7 @@ class LinkGroup(NamedGroup):
         return operation
 
     def _put_receives(self) -> None:
-        # Pop until IndexError: two threads may be here, so a check before the pop would not be safe.
+        # Pop until IndexError: two threads may run this loop, so a check before the pop would not be safe.
         with suppress(IndexError):
             while True:
                 self._queue.put(self._receives.popleft())

@@ -104,7 +104,7 @@ class NodeMemory:
         All ranks must publish the same sequence of events.
         """
         self._event += 1
-        # Write the call before the event. The fence in `set` makes it visible in this order.
+        # Write the call before the event. The fence in `set` makes both visible in this order.
         self.words[self._own_place + 1 + self._event % _CALLS] = self.call
         self.set(self._own_place, self._event)
 

@@ -214,7 +214,7 @@ class SharedMemoryLink:
         return torch.split(flat, self._slot_bytes // flat.element_size())
 
     def _next_slots(self, piece: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Begin a round.
+        """Begin the next round of a collective.
 
         Returns:
             The slot of each rank, and this rank's share of each slot, as tensors of the length of `piece`.
@@ -292,7 +292,7 @@ class SharedMemoryLink:
                     part = messages[0].parts.popleft()
                     self._memory.words[sent + 1 + count % _PARTS] = messages[0].bytes
                     self._parts[self.rank, to, count % _PARTS, : len(part)].copy_(part)
-                    # Set the count after the part. The fence in `set` makes them visible in this order.
+                    # Set the count after the part. The fence in `set` makes both visible in this order.
                     self._memory.set(sent, count)
                     moved = True
                     if not messages[0].parts:

@@ -20,7 +20,7 @@ from slurmddp.runs.text_format import duration
 
 _PACKAGE = Path(slurmddp.__file__).parent
 _SECRET = re.compile(r"token|secret|passw|credential|(api|access|private)[-_.]?key", re.IGNORECASE)
-"""Names of arguments whose values are not stored: a checkpoint may have more readers than the command."""
+"""Matches names of arguments with secret values, which are not stored: many may read a checkpoint."""
 _COMMAND_CHARS = 500
 """The largest number of characters of a command that a checkpoint stores."""
 

@@ -132,7 +132,7 @@ class RankSampler(Sampler[Any]):
         self.position = position
 
     def advance(self, samples: int) -> None:
-        """Count `samples` more samples of all ranks together as trained; the position ends at `n`."""
+        """Count `samples` more samples of all ranks together as trained, up to `n` samples in all."""
         self.position = min(self.position + samples, self.n)
 
     def __len__(self) -> int:

@@ -106,7 +106,7 @@ class Loggers:
         self._warn = warn
         self._threads = [_LoggerThread(logger, self._report, self.close) for logger in loggers]
         self._resumed: int | None = None
-        """The step of the loaded state."""
+        """The step of the loaded state; None if no state was loaded."""
         self._has_started = False
         self._is_closed = False
         self._pid = os.getpid()
@@ -132,7 +132,7 @@ class Loggers:
             thread.log(dict(metrics), step)
 
     def _run_of_start(self, run: LoggedRun, step: int) -> LoggedRun:
-        """Return `run` with the `first_step` of a start whose first metrics are of `step`."""
+        """Return `run` with its `first_step`, for loggers that start with the metrics of `step`."""
         if self._resumed is None:
             return replace(run, first_step=step)
 

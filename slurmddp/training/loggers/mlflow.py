@@ -15,7 +15,7 @@ from slurmddp.training.loggers.logger import LoggedRun, Logger
 
 ID_FILE = "mlflow-run-id"
 _REFUSED = re.compile(r"[^\w\-. :/]")
-"""Characters that MLflow refuses in names."""
+"""Matches characters that MLflow refuses in names."""
 _PARAMS = 100
 """The largest number of parameters in a request."""
 _VALUE_CHARS = 500
@@ -103,7 +103,7 @@ class MlflowLogger(Logger):
         if finished:
             self._client.set_terminated(self._run_id)
         else:
-            # SCHEDULED, and not an end status, because the next start continues this MLflow run.
+            # Set SCHEDULED and not an end status, because the next start continues this MLflow run.
             self._client.update_run(self._run_id, status="SCHEDULED")
 
     def _experiment_id(self) -> str:

@@ -17,10 +17,10 @@ COMPLETE = "complete"
 STOPPED = "stopped"
 _COUNT = "slurmddp/joined"
 _SCATTERED = "slurmddp/scattered"
-"""Set by a rank if the nodes don't hold blocks of consecutive ranks (srun's `--distribution`)."""
+"""Key that a rank sets if nodes don't have blocks of consecutive ranks (srun's `--distribution`)."""
 _OUTCOME = "slurmddp/outcome"
 _READ = "slurmddp/outcome_read"
-"""The number of ranks, without rank 0, that have read an outcome other than COMPLETE."""
+"""Key of the number of ranks, without rank 0, that have read an outcome other than COMPLETE."""
 _SHOWN = 8
 """The largest number of missing ranks that a message names."""
 

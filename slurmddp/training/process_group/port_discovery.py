@@ -36,7 +36,7 @@ class _PortRequest:
     """A connected caller whose request has not arrived completely."""
 
     since: float
-    """When it connected, by the monotonic clock."""
+    """When the caller connected, in seconds of `time.monotonic`."""
     received: bytes = b""
 
 
@@ -53,7 +53,7 @@ class Handshake:
         return candidate_ports(self.launch_id)
 
     def publish(self, port: int) -> bool:
-        """Write the port at which rank 0 answers to the attempt's folder; return whether that succeeded."""
+        """Write into the attempt's folder at which port rank 0 answers; return whether that succeeded."""
         return RunContext.read(os.environ).publish_port(self._published_as, port)
 
     def published(self) -> list[int]:

@@ -164,7 +164,8 @@ class SignedStore:
         its process.
         """
         deadline = time.monotonic() + timeout_s
-        # After its time-out rank 0 exits, so a late rank may find the store closed; nobody waits for it then.
+        # After its time-out rank 0 exits, so a late rank may find the store closed. No rank waits for it
+        # then.
         with suppress(RuntimeError):
             count = self.add(key, 1)
             while info.rank == 0 and count < info.world_size and time.monotonic() < deadline:

@@ -122,7 +122,7 @@ class StopAgreement:
         self._timeout_s = timeout_s
 
         self._lock = threading.Lock()
-        """Keeps the start of a step and the post of the number of started steps apart."""
+        """Lock, so that no step starts while the number of started steps is posted."""
         self._started = 0
         """How many steps this rank has started."""
         self._posted = False
@@ -388,7 +388,7 @@ class AgreementStore:
 
 
 def _second_connection(store: Store) -> Store:
-    """Return a second connection to a TCPStore, or another store itself.
+    """Return a second connection to a TCPStore; return a store of another class unchanged.
 
     A blocking call on the first connection would delay the watcher thread.
     """

@@ -125,8 +125,8 @@ def _parts(batch: Any) -> tuple[Any, Any]:
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), {str(name): value for name, value in inputs.items()}
-    # Lists too, because torch's collation makes lists of tuples. But a named tuple, such as a PackedSequence,
-    # is a single argument.
+    # Accept lists, too, because torch's collation makes lists of tuples. But a named tuple, such as a
+    # PackedSequence, is a single argument.
     if isinstance(inputs, (tuple, list)) and not hasattr(inputs, "_fields"):
         return tuple(inputs), {}
     return (inputs,), {}

@@ -45,7 +45,7 @@ class Killed(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """What the ranks of an attempt do: actions such as writing files, and the exit code of srun."""
+    """The actions of an attempt's ranks, such as writing files, and the exit code of srun."""
 
     actions: tuple[Callable[[Run], object], ...] = ()
     code: int = 0
