@@ -15,7 +15,7 @@ from slurmddp.errors import (
 )
 
 _STALLS = 2
-"""A run ends after this many attempts that start from one checkpoint and are stopped before the next."""
+"""A run ends after this many stopped attempts that started from one checkpoint and saved no newer one."""
 _DELIBERATE = (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE)
 """Exit codes by which a rank demands that the run ends, or that the next attempt leaves its node."""
 
@@ -49,7 +49,7 @@ class Counts(NamedTuple):
     progressed: bool = False
     """Whether some attempt saved a newer checkpoint, and no later attempt failed without one."""
     stalls: Mapping[str, int] = {}
-    """For each checkpoint, the number of attempts that started from it and were stopped before the next."""
+    """For each checkpoint, the number of stopped attempts that started from it and saved no newer one."""
 
 
 class End(NamedTuple):

@@ -31,7 +31,8 @@ def refuse_inside_step(environ: Mapping[str, str]) -> None:
     """Raise MismatchError if the world sizes of mpirun and of a SLURM step differ.
 
     mpirun starts its ranks on other nodes by SLURM steps, and its variables also leak into jobs that are
-    submitted under it. So either may be the outer launcher. A wrong guess could train N worlds of one rank.
+    submitted under it. So each of the two may be the outer launcher. A wrong guess could train N worlds of
+    one rank.
     """
     tasks = integer(environ, "SLURM_STEP_NUM_TASKS")
     size = integer(environ, "OMPI_COMM_WORLD_SIZE")

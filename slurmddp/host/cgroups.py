@@ -203,7 +203,7 @@ def oom_counters(root: Path = _ROOT) -> list[OomCounter]:
 
 
 class OomWatch:
-    """Counts out-of-memory kills since `begin`: a rank that the kernel killed looks like one after `kill -9`.
+    """Counts out-of-memory kills since `begin`: without this count, such a kill looks like a `kill -9`.
 
     Ranks are in the control group of their agent, so the agent reads the count of its own group. Without a
     group it reads the count of the whole host.

@@ -115,7 +115,7 @@ def interface_with(address: str) -> str | None:
 def _ipv4_addresses() -> list[tuple[str, str]]:
     """Return (interface, address) for every IPv4 address of this machine, including secondary addresses."""
     # SIOCGIFCONF (netdevice(7)) fills an array of structures: the name in 16 bytes, then the socket address.
-    # In it, the IPv4 address follows after 4 bytes of family and port.
+    # In the socket address, the IPv4 address follows after 4 bytes of family and port.
     buffer = array.array("B", bytes(_IFREQ_BYTES * 1024))
     place, size = buffer.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:

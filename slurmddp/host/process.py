@@ -409,7 +409,7 @@ def _reap(parent: int, leaders: memoryview, patience_s: float) -> NoReturn:
             time.sleep(_POLL_S)
             living = [leader for leader in living if exists(-leader)]
 
-        # killpg, because a signal to a group reaches all its processes at once.
+        # killpg is used, because a signal to a group reaches all its processes at once.
         for leader in living:
             signal_group(leader, signal.SIGKILL)
     finally:

@@ -67,7 +67,7 @@ class StopRequests:
         self._terminated: float | None = None
         """When SIGTERM came, in seconds since the epoch."""
         self._left_at: dict[int, float] = {}
-        """When a rank stopped without a request to this agent, by the restart count of its worker group."""
+        """Monotonic time at which a rank stopped without a request to this agent, by its restart count."""
         self._awaited: tuple[float, signal.Signals] | None = None
         """A signal that SLURM should send to this node's ranks, and when the agent sends it instead."""
 

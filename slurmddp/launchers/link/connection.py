@@ -302,7 +302,7 @@ class Awake:
 
     def __init__(self, clock: Clock, longest: float) -> None:
         self.now = 0.0
-        """The seconds at the last update."""
+        """The sum of all updates so far, in seconds."""
         self._clock = clock
         self._longest = longest
         self._updated = clock()

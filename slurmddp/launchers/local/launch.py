@@ -111,7 +111,7 @@ def of_hydra_job(command: Sequence[str], modules: Mapping[str, Any]) -> tuple[li
     config = hydra_config.get()
     if config.mode is not None and config.mode.name == "MULTIRUN":
         raise ConfigError(
-            "launch() was called in a sweep of Hydra. It exits after the first job, and so ends the sweep.",
+            "launch() was called in a sweep of Hydra. It exits after one job, which would end the sweep.",
             hint="Use launch(function), which returns, or start each job of the sweep by its own command.",
         )
 

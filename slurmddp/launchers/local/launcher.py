@@ -11,7 +11,7 @@ from slurmddp.host.cpu_shares import refuse_crowd
 
 
 class Launcher(Protocol):
-    """Starts ranks from a process that no launcher has started; it has one method."""
+    """Starts ranks from a process that no launcher has started. A launcher has one method."""
 
     def run(self, command: Sequence[str], ranks: Sequence[Mapping[str, str]], folder: str | None) -> int:
         """Start `command` once per rank, wait until all ranks have ended, and return their exit code.

@@ -65,7 +65,8 @@ class LocalNodes:
             folder: the run folder.
             command: the command that starts an agent.
             say: prints a line to the terminal.
-            allocation: the run uses the first nodes of this allocation; None: it emulates nodes.
+            allocation: the run uses the first nodes of this allocation; None: nodes are emulated on this
+                machine.
         """
         self.agents: list[subprocess.Popen[bytes]] = []
         """The agents, in the order of their nodes; in an allocation srun alone."""

@@ -59,7 +59,7 @@ def refuse_misfit(job: Job, slurm: SlurmClient) -> list[str]:
 
 
 def fit_of(job: Job, script: str, slurm: SlurmClient) -> Fit:
-    """Compare a job with the limits of its partitions; ask SLURM for more only if the job exceeds them.
+    """Compare a job with the limits of its partitions; only if it exceeds them, ask SLURM for further facts.
 
     Raises:
         SlurmError: SLURM does not show its partitions.

@@ -54,7 +54,7 @@ def submit(job: Job, script: Path, slurm: SlurmClient) -> str:
 def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[str]:
     """Return the options of sbatch that exclude nodes which failed lately during runs of this account.
 
-    The result is empty if there are no such nodes, or if SLURM would refuse the job without them.
+    The result is empty if there are no such nodes, or if SLURM would refuse the job without these nodes.
 
     Args:
         jobs: the jobs of the submission, all on one cluster.

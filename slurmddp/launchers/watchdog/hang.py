@@ -123,7 +123,7 @@ class Watchdog:
         return silence.seconds
 
     def limit_s(self, beat: RankHeartbeat) -> float | None:
-        """Return the seconds that a rank may go without a new heartbeat after this one; None: no limit."""
+        """Return the seconds that a rank may go without a heartbeat after `beat`; None: no limit."""
         if not beat.watched or self._timeout_s == 0 or beat.phase not in LIMITS_S:
             return None
 

@@ -93,7 +93,7 @@ class _Rank:
     _seen: int = 0
     """How many bytes of all answers have been seen."""
     _changed: float = 0.0
-    """When the last byte was seen."""
+    """When the last new byte was seen, on the monotonic clock."""
 
     def __post_init__(self) -> None:
         self.state = _read_status(self.pid).state
@@ -104,7 +104,7 @@ class _Rank:
         """Read the answer of the asked process; once it is complete, ask the next process.
 
         Returns:
-            Whether no process is left.
+            Whether all processes were asked and had time to answer.
         """
         if self._now_asked is not None and not self._has_answered(now):
             return False

@@ -90,7 +90,7 @@ def raised_at(lines: Sequence[str]) -> int | None:
 
 
 def last_chain(lines: Sequence[str]) -> Sequence[str]:
-    """Return the last traceback with the lines after it, and the tracebacks chained to it before it."""
+    """Return the last traceback, with the tracebacks that are chained to it and the lines after it."""
     starts = begins(lines)
     if not starts:
         return lines

@@ -326,7 +326,7 @@ def _reached(restarted: Mapping[str, Any]) -> dict[int, int | None]:
     """Return an entry of `RecordedAttempt.reached` for a `restarted` event.
 
     The key is the restart count before the restart, the value the last step before it (None if no step was
-    seen). Empty if the event holds no restart count.
+    seen). The entry is empty if the event holds no restart count.
     """
     count = restart_count(restarted)
     if count is None:

@@ -38,7 +38,8 @@ def state_dir() -> Path:
 class _Entry:
     """A descriptor of a path in a run folder.
 
-    On an object it gives the whole path, on the class `RunFolder` the path relative to the run folder.
+    Read on an object, the attribute is the whole path; read on the class `RunFolder`, it is the path relative
+    to the run folder.
     """
 
     # The path is joined only when it is read: a sweep makes thousands of RunFolder objects.
@@ -80,7 +81,7 @@ class RunFolder:
     plain_result_file = _Entry("result.json")
     """The value that a function returned on rank 0, if JSON can hold it."""
     result_file = _Entry("result.pkl")
-    """Any other value that a function returned on rank 0, as a pickle."""
+    """The value that a function returned on rank 0, as a pickle if JSON can't hold it."""
     excluded_file = _Entry("excluded.jsonl")
     """The nodes that failed during the run, each with the time until which it is avoided."""
     cancelled_file = _Entry("cancelled")

@@ -19,9 +19,9 @@ from slurmddp.host.atomic_file import write_atomic
 FOLDER = ".slurmddp"
 """Folder inside the project on the host: the list, and the commit and difference of the laptop's project."""
 _LIST = "sent.json"
-"""The files of the last complete delivery."""
+"""The name of the list of files of the last complete transfer."""
 _PENDING = "pending.json"
-"""The files of the delivery in progress, or of an interrupted delivery; missing after a complete delivery."""
+"""The name of the list of files of a transfer that is in progress or was interrupted."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr", "grad_n
 
 @dataclass(frozen=True)
 class Curve:
-    """The values of a metric over the steps, in the order of the steps, with the attempt that logged each."""
+    """The values of a metric in the order of the steps, and the attempt that logged each value."""
 
     steps: tuple[int, ...] = ()
     values: tuple[float, ...] = ()

@@ -313,7 +313,7 @@ def _detail(
     step: int | None,
     total_steps: int | None,
 ) -> str:
-    """Return why a run is in its state, in words; for a failed run with its failure."""
+    """Return the reason for the state of a run, in words; for a failed run including its failure."""
     if verdict.state == "finished":
         return _detail_of_finished(step, total_steps)
     if verdict.state != "failed":
