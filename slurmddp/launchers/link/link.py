@@ -57,7 +57,7 @@ class Link(Protocol):
         ...
 
     def missing(self) -> list[int]:
-        """Return the node ranks that have never joined; on a member [0] while it has no connection."""
+        """Return the node ranks that have never joined; a member returns [0] while it has no connection."""
         ...
 
     def close(self, farewell: bool = True) -> None:
