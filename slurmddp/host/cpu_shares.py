@@ -95,7 +95,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def may_bind(info: RankInfo, environ: Mapping[str, str], cpus: Cpus) -> bool:
-    """Return whether ranks may be bound to CPUs: no other job uses them, and no person has set a binding."""
+    """Return whether ranks may be bound to CPUs: no other job uses these CPUs, no person has bound them."""
     if environ.get(BIND_VARIABLE, "").lower() in ("off", "0", "no", "false"):
         return False
 
