@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmddp.checkpoint.files.listing import ListedCheckpoint, list_checkpoints
+from slurmddp.checkpoint.files.list_checkpoints import ListedCheckpoint, list_checkpoints
 from slurmddp.errors import RunNotFoundError
 from slurmddp.runs import index
 

@@ -11,8 +11,8 @@ from typing import Any
 from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
+from slurmddp.runs.report.differing_settings import settings_of, settings_that_differ
 from slurmddp.runs.report.goodput import read_goodput
-from slurmddp.runs.report.settings import settings_of, settings_that_differ
 from slurmddp.runs.status.run_status import RunStatus, statuses
 from slurmddp.slurm.client import SlurmClient
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmddp.checkpoint.files.export import export_weights
-from slurmddp.checkpoint.files.listing import best_of_run, best_whole, newest_whole
+from slurmddp.checkpoint.files.list_checkpoints import best_of_run, best_whole, newest_whole
 from slurmddp.checkpoint.files.manifest import checkpoint_folders, step_of
 from slurmddp.control.checkpoints import checkpoints_folder
 from slurmddp.errors import CheckpointError, ConfigError

@@ -59,7 +59,7 @@ from slurmddp.training.data.distributed_loader import DistributedLoader
 from slurmddp.training.data.loader import distribute
 from slurmddp.training.heartbeat import shown_as
 from slurmddp.training.loggers import Logger
-from slurmddp.training.loggers.dispatch import build as build_loggers
+from slurmddp.training.loggers.logger_threads import build as build_loggers
 from slurmddp.training.precision import LossScaler, autocast, dtype_of
 from slurmddp.training.process_group.rendezvous import environment_with
 from slurmddp.training.rank_session import RankSession, connect_to_agent

@@ -32,7 +32,7 @@ from slurmddp.launchers.local.launcher import build as build_launcher
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.training.device.cuda import visible_gpus
 from slurmddp.training.heartbeat import Heartbeat
-from slurmddp.training.loggers.dispatch import Loggers
+from slurmddp.training.loggers.logger_threads import Loggers
 from slurmddp.training.process_group import setup
 from slurmddp.training.run_log import Milestones
 from slurmddp.training.startup_timer import StartupTimer

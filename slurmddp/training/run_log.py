@@ -19,8 +19,8 @@ from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
 from slurmddp.settings.identity import relevant
-from slurmddp.training.loggers.dispatch import Loggers, build
 from slurmddp.training.loggers.logger import LoggedRun, Logger
+from slurmddp.training.loggers.logger_threads import Loggers, build
 from slurmddp.training.startup_timer import StartupTimer
 from slurmddp.training.stopping.agreement import StopReason
 from slurmddp.training.stopping.stop_controller import StopController

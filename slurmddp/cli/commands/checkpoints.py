@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from slurmddp.checkpoint.files.listing import OTHER_VERSION, RENAMED, ListedCheckpoint
+from slurmddp.checkpoint.files.list_checkpoints import OTHER_VERSION, RENAMED, ListedCheckpoint
 from slurmddp.checkpoint.files.space import size_text
 from slurmddp.cli.json_output import add_json, print_json
 from slurmddp.cli.run_argument import add_run

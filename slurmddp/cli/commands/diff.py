@@ -10,7 +10,7 @@ from slurmddp.cli.json_output import add_json, print_json
 from slurmddp.cli.run_argument import add_run
 from slurmddp.control.diff import diff
 from slurmddp.errors import EXIT_FINISHED
-from slurmddp.runs.report.settings import as_text
+from slurmddp.runs.report.differing_settings import as_text
 from slurmddp.runs.text_format import number, percent, print_table
 
 _MISSING = "-"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurmddp.pages.drawing import COLOURS, Size, is_wide, new_figure
-from slurmddp.runs.report.settings import as_text
+from slurmddp.runs.report.differing_settings import as_text
 from slurmddp.short_text import shorten
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from slurmddp.pages.page import write_page
 from slurmddp.pages.table import Cell, Column, Table, table
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.report import parallel
+from slurmddp.runs.report.differing_settings import as_text, settings_of, settings_that_differ
 from slurmddp.runs.report.goodput import Goodput, read_goodput
 from slurmddp.runs.report.html import TONES
-from slurmddp.runs.report.settings import as_text, settings_of, settings_that_differ
 from slurmddp.runs.status.compared_metric import ComparedMetric, compared_metric
 from slurmddp.runs.status.metrics import Curve, Metrics, read
 from slurmddp.runs.status.run_status import RunStatus

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slurmddp.checkpoint.files.best_by_metric import step_and_value
-from slurmddp.checkpoint.files.listing import best_of_run, best_whole, list_checkpoints
+from slurmddp.checkpoint.files.list_checkpoints import best_of_run, best_whole, list_checkpoints
 from slurmddp.runs.status.best_step import BestStep, best_step
 from slurmddp.training.trainer.best_checkpoint import BestCheckpoint
 from support.distributed import trainer_jobs

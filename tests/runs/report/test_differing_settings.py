@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurmddp.runs.report.settings import settings_of, settings_that_differ
+from slurmddp.runs.report.differing_settings import settings_of, settings_that_differ
 from slurmddp.settings.spec import FUNCTION_CALL
 from support.runs.run_events import make_folder
 

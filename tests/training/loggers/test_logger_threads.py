@@ -12,9 +12,9 @@ from typing import ClassVar
 import pytest
 
 from slurmddp.errors import ConfigError
-from slurmddp.training.loggers import LoggedRun, Logger, MemoryLogger, dispatch
+from slurmddp.training.loggers import LoggedRun, Logger, MemoryLogger, logger_threads
 from slurmddp.training.loggers.csv import CsvLogger
-from slurmddp.training.loggers.dispatch import Loggers, build
+from slurmddp.training.loggers.logger_threads import Loggers, build
 from slurmddp.training.loggers.wandb import WandbLogger
 
 
@@ -51,7 +51,7 @@ def no_thread_stays() -> Iterator[None]:
 
 
 def test_failures_are_told_once_and_the_other_loggers_get_all_values(run: LoggedRun, monkeypatch) -> None:
-    monkeypatch.setattr(dispatch, "_WAITING", 3)
+    monkeypatch.setattr(logger_threads, "_WAITING", 3)
     hanging, failing, memory, told = Hanging(), Failing(), MemoryLogger(), []
     loggers = Loggers([hanging, failing, NeverStarts(), memory], run, warn=told.append)
     for step in range(1, 9):
@@ -74,7 +74,7 @@ def test_failures_are_told_once_and_the_other_loggers_get_all_values(run: Logged
 
 
 def test_a_logger_that_does_not_end_is_left_behind(run: LoggedRun, monkeypatch) -> None:
-    monkeypatch.setattr(dispatch, "CLOSE_S", 0.05)
+    monkeypatch.setattr(logger_threads, "CLOSE_S", 0.05)
     told: list[str] = []
 
     def full_disk(text: str) -> None:
