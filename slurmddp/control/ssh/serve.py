@@ -22,7 +22,6 @@ import io
 import json
 import os
 import select
-import shlex
 import signal
 import socket
 import sys
@@ -44,16 +43,13 @@ from slurmddp.environments.names import OVER_SSH_VARIABLE
 from slurmddp.errors import (
     EXIT_FINISHED,
     EXIT_LOGIN_NODE,
-    ConfigError,
     LoginNodeError,
     RunNotFoundError,
     SlurmddpError,
-    unreadable,
 )
-from slurmddp.host.regular_file import open_regular
 from slurmddp.runs import ssh_runs
 from slurmddp.runs.folder import sent_code
-from slurmddp.runs.folder.owner import account
+from slurmddp.runs.folder.owner import read_own
 
 _BEGINNING = base64.b64encode(b'{"a')[:2]
 """The first characters of each request: the beginning of a JSON object as base64."""
@@ -298,37 +294,10 @@ def _send_files(paths: Sequence[str], answer: Callable[..., None], *, unshared: 
         answer: prints an answer for the laptop.
         unshared: whether to refuse files that other accounts can change.
     """
-    contents = [_own_content(Path(path), unshared=unshared) for path in paths]
+    contents = [read_own(Path(path), unshared=unshared) for path in paths]
     answer(sizes=[None if content is None else len(content) for content in contents])
     for content in contents:
         sys.stdout.buffer.write(content or b"")
 
     sys.stdout.flush()
     return EXIT_FINISHED
-
-
-def _own_content(path: Path, *, unshared: bool) -> bytes | None:
-    """Return the content of a file of this account; None if there is no such file.
-
-    Raises:
-        ConfigError: another account owns the file; or can change it, and `unshared` is true.
-        SlurmddpError: the file can't be read.
-    """
-    try:
-        stream = open_regular(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise unreadable(path, error) from error
-
-    with stream:
-        status = os.fstat(stream.fileno())
-        if status.st_uid != os.geteuid():
-            raise ConfigError(f"{path} belongs to {account(status.st_uid)}, so it was not read.")
-        if unshared and status.st_mode & 0o022:
-            raise ConfigError(
-                f"Other accounts can write to {path}, so it may contain their code. It was not read.",
-                hint=f"If you trust its content, run: chmod go-w {shlex.quote(str(path))}",
-            )
-
-        return stream.read()

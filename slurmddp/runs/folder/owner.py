@@ -129,13 +129,15 @@ def _trusted() -> set[int]:
     return trusted
 
 
-def read_own(path: Path) -> bytes | None:
-    """Return the content of a file after checking that only this account can write it.
+def read_own(path: Path, *, unshared: bool = True) -> bytes | None:
+    """Return the content of a file of this account; None if the file does not exist.
 
-    The result is None if the file does not exist.
+    Args:
+        path: the file.
+        unshared: whether to refuse a file into which other accounts can write.
 
     Raises:
-        ConfigError: another account owns the file, or can write into it.
+        ConfigError: another account owns the file, or can write into it and `unshared` is true.
         SlurmddpError: the file can't be read, or is a link.
     """
     if not is_there(path):
@@ -154,7 +156,7 @@ def read_own(path: Path) -> bytes | None:
                 hint="Let that account read it.",
             )
         writers = _writers(stream.fileno())
-        if writers:
+        if unshared and writers:
             raise ConfigError(
                 f"{path} is writable for {writers}, and reading it could run their code.",
                 hint="If you trust its content: chmod go-w " + shlex.quote(str(path)),

@@ -55,7 +55,7 @@ def test_a_reader_ends_with_its_connection_and_a_submission_does_not(tmp_path: P
 
 @pytest.mark.parametrize(
     ("mode", "unshared", "refusal"),
-    [(0o644, True, b""), (0o664, True, b"Other accounts can write to"), (0o664, False, b"")],
+    [(0o644, True, b""), (0o666, True, b"is writable for everybody"), (0o666, False, b"")],
 )
 def test_files_are_sent_unless_others_may_have_written_them(
     tmp_path: Path, mode: int, unshared: bool, refusal: bytes
