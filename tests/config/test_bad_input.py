@@ -123,6 +123,7 @@ CASES = {
     "model._target_=tourch.Net": "no module 'tourch'.*Did you mean.*torch",
     "model._target_=Net": "not an import path",
     "model._target_=os.system('x')": "can't be read|not an import path",
+    "loggers=extend_list(csv)": r"extends a list, .*loggers=\[",
     "~model._target_": "has no `_target_`",
     "model=null": "`model` is missing",
     "train.steps=1,2": "a value for each of several runs.*add -m",

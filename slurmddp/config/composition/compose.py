@@ -365,7 +365,7 @@ def _parsed(override: str) -> Any:
 def _load_yaml(path: Path) -> dict[str, Any]:
     """Return the content of a YAML file; raise ConfigError unless it is a readable mapping."""
     try:
-        loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        loaded = _plain(OmegaConf.load(path))
     except COMPOSITION_ERRORS as error:
         reason = " ".join(str(error).split())[:400]
         raise ConfigError(f"{path} can't be read: {reason}.", hint="Correct the file.") from error
@@ -452,7 +452,7 @@ def _drop_arguments(composed: DictConfig, node: str, overrides: Sequence[str]) -
     if not isinstance(value, DictConfig) or any(f"{node}.".startswith(f"{key}.") for key in typed):
         return
 
-    plain: Any = OmegaConf.to_container(value, resolve=False)
+    plain = _plain(value)
     kept = {
         name: inner
         for name, inner in plain.items()
@@ -488,7 +488,7 @@ def _with_values(plan: CompositionPlan, cache: CompositionCache) -> DictConfig |
         # On None the caller composes the whole plan with Hydra, whose error explains more.
         return None
 
-    texts = "".join(_texts(OmegaConf.to_container(copy, resolve=False)))
+    texts = "".join(_texts(_plain(copy)))
     return None if "${hydra:" in texts else copy
 
 
@@ -514,7 +514,7 @@ def are_independent(
     if composed is None or any(key in EVERY_ARGUMENTS and key not in plan.arguments for key in keys):
         return False
 
-    texts = [text for text in _texts(OmegaConf.to_container(composed, resolve=False)) if "${" in text]
+    texts = [text for text in _texts(_plain(composed)) if "${" in text]
     return all(_takes_any(composed, key) and not any(_may_read(text, key) for text in texts) for key in keys)
 
 
@@ -555,13 +555,13 @@ def _resolved(composed: DictConfig) -> dict[str, Any]:
     with open_dict(composed):
         hydra = composed.pop("hydra", None)
 
-    raw: Any = OmegaConf.to_container(composed, resolve=False, enum_to_str=True)
+    raw = _plain(composed, enum_to_str=True)
     texts = "\n".join(_texts(raw))
     referred = re.findall(REFERENCE.pattern + r"hydra:([\w.]+)", texts)
     if referred:
         _let_refer(hydra, referred)
 
-    container: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True, enum_to_str=True)
+    container = _plain(composed, resolve=True, enum_to_str=True)
     expressions = config_secrets.expressions(raw, container)
     kept = {str(key): value for key, value in container.items() if not _is_referred_to(str(key), texts)}
     kept[EXPRESSIONS] = {key: value for key, value in expressions.items() if key in kept}
@@ -581,6 +581,29 @@ def _let_refer(hydra: DictConfig, keys: Sequence[str]) -> None:
                 hint="`slurmddp train --cfg hydra` prints the keys that have a value.",
             )
     HydraConfig.instance().cfg = OmegaConf.create({"hydra": hydra})  # type: ignore[assignment]
+
+
+def _plain(node: Any, *, resolve: bool = False, enum_to_str: bool = False) -> Any:
+    """Return the values of a node of OmegaConf in dicts and lists.
+
+    Args:
+        node: the node.
+        resolve: whether to resolve references, and to refuse `???`.
+        enum_to_str: whether to replace members of an Enum by their names.
+    """
+    container = OmegaConf.to_container(
+        node, resolve=resolve, throw_on_missing=resolve, enum_to_str=enum_to_str
+    )
+    return _with_lists(container)
+
+
+def _with_lists(value: Any) -> Any:
+    """Return a value with lists in place of tuples, which OmegaConf 2.4 keeps and 2.3 turns into lists."""
+    if isinstance(value, dict):
+        return {key: _with_lists(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_lists(inner) for inner in value]
+    return value
 
 
 def _texts(value: Any) -> Iterator[str]:

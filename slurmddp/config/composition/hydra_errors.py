@@ -161,6 +161,12 @@ def _unreadable(override: str, typed: Iterable[str]) -> ConfigError:
     """Return the error for a value that Hydra's grammar can't read."""
     text = _as_typed(override, typed)
     key, _, value = text.partition("=")
+    # A function of Hydra 1.4 alone. Hydra 1.5 removes it.
+    if value.startswith("extend_list("):
+        return ConfigError(
+            f"{text!r} extends a list, which is not supported.",
+            hint=f"Write the whole list: {key}=[...]",
+        )
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
         value = value[1:-1]
 

@@ -432,3 +432,20 @@ def test_a_sweep_reads_files_once_and_each_point_is_composed_as_alone(
     made = len(cache)
     assert 1 < made < len(points) and outcome(("seed=9",), cache=cache) == outcome(("seed=9",))
     assert len(cache) == made, "the files were read again"
+
+
+def test_tuples_of_structured_configs_become_lists(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "p")
+    (project / "conf" / "slurmddp.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from typing import Any\n"
+        "from hydra.core.config_store import ConfigStore\n"
+        "@dataclass\n"
+        "class Adam:\n"
+        "    _target_: str = 'torch.optim.Adam'\n"
+        "    betas: tuple[Any, float] = ('${half}', 0.9)\n"
+        "ConfigStore.instance().store(group='optimizer', name='of_tuples', node=Adam)\n"
+    )
+    composed = compose(["optimizer=of_tuples", "+half=0.5"], project)
+    assert composed["optimizer"]["betas"] == [0.5, 0.9]
+    assert "half" not in composed, "a key of the project, to which the tuple refers"
