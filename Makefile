@@ -1,7 +1,13 @@
-# The verbs: make train | test | lint | format | bench | chaos | pictures | clean. `make help` says what each does.
+# The verbs: make train | test | lint | format | bench | chaos | matrix | pictures | clean. `make help` says what each does.
 PYTHON ?= python3
-VENV ?= .venv
+# Other versions than those of constraints.txt: make test VERSIONS="torch==2.15.0 numpy==1.26.4". They and another
+# PYTHON (python3.13) get a virtual environment of their own beside .venv.
+VERSIONS ?=
+VARIANT := $(subst ==,-,$(patsubst %,-%,$(VERSIONS) $(filter-out python3,$(notdir $(PYTHON)))))
+EMPTY :=
+VENV ?= .venv$(subst $(EMPTY) $(EMPTY),,$(VARIANT))
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint $(VENV)/constraints.txt
 PYTEST := $(BIN)/python -m pytest
 SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2 openssh-server openssh-client fish tcsh zsh \
 	bubblewrap sshfs
@@ -13,20 +19,22 @@ BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1
 	"checkpoint_stall.py --sizes 100 --rounds 2" "step.py --sizes small --rounds 10 --seconds 0.2"
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format bench chaos pictures clean install slurm browser programs gpu unit \
-	distributed slurm-tests-1 slurm-tests-2 slurm-tests-3 end-to-end-tests other-tests
+.PHONY: help train test lint format bench chaos matrix pictures clean install slurm browser programs gpu pytest \
+	unit distributed slurm-tests-1 slurm-tests-2 slurm-tests-3 end-to-end-tests other-tests
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[report]'
+	@# If a package is named twice, the first version counts.
+	printf '%s\n' $(VERSIONS) | cat - constraints.txt | awk -F '==' '!named[$$1]++' > $(VENV)/constraints.txt
+	$(PIP) torch
+	$(PIP) --editable '.[report]'
 	@touch $@
 
 $(BIN)/.installed-test: $(BIN)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	$(PIP) --editable '.[test]'
 	@touch $@
 
 install: $(BIN)/.installed
@@ -52,7 +60,7 @@ test:  ## install what the tests need and run all of them, on a real SLURM too
 	@# Waits of SLURM and of ranks leave the processors idle, so all parts run beside each other; output comes as
 	@# each ends.
 	$(MAKE) --no-print-directory --jobs=6 --keep-going --output-sync=target slurm-tests-1 slurm-tests-2 \
-		slurm-tests-3 end-to-end-tests other-tests lint
+		slurm-tests-3 end-to-end-tests other-tests $(if $(VERSIONS),,lint)
 
 lint: $(BIN)/.installed-test  ## ruff, mypy (strict) and a table of the style of each room
 	$(BIN)/ruff check .
@@ -63,6 +71,12 @@ lint: $(BIN)/.installed-test  ## ruff, mypy (strict) and a table of the style of
 format: $(BIN)/.installed-test  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+pytest: $(BIN)/.installed-test
+	$(PYTEST) $(ARGS)
+
+matrix: $(BIN)/.installed-test slurm  ## run a part of the tests on the oldest and newest torch, Hydra, Python, SLURM
+	@$(PYTHON) .ci/matrix $(ARGS)
 
 unit: $(BIN)/.installed-test browser
 	$(PYTEST) tests -m "not distributed and not slurm and not gpu"
@@ -101,5 +115,5 @@ pictures: $(BIN)/.installed-test browser  ## draw the pictures of the README fro
 	PYTHONPATH=tests $(BIN)/python docs/images/make.py
 
 clean:  ## remove what the other verbs made, except runs/
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

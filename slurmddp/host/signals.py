@@ -12,10 +12,7 @@ import signal
 import threading
 from collections.abc import Iterable
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from typing import Any, Self
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR2})
 """The signals that SLURM sends before it ends a job; both ask the ranks to save and end."""

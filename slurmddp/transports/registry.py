@@ -126,9 +126,17 @@ def _register_one(name: str) -> str:
 
 def _is_transport(name: str) -> bool:
     """Return whether torch builds a backend by `create(store, rank, world_size, timeout)`."""
-    plugin = distributed.Backend._plugins.get(name.upper())
-    # Since torch 2.14 its own backends are plugins too. They have the extended API, with other arguments.
+    plugin = _plugin(name)
+    # torch's own plugins have the extended API, with other arguments.
     return plugin is not None and not plugin.extended_api
+
+
+def _plugin(name: str) -> Any:
+    """Return torch's entry for a registered backend; since torch 2.14 its own backends have one, too."""
+    load = getattr(distributed.Backend, "_ensure_backend_registered", None)
+    if load is not None:
+        load(name)
+    return distributed.Backend._plugins.get(name.upper())
 
 
 def _for_each_device(names: Mapping[str, str]) -> Create:
@@ -144,8 +152,7 @@ def _for_each_device(names: Mapping[str, str]) -> Create:
         for device, name in names.items():
             device_store = distributed.PrefixStore(f"{device}/", store)
             if _is_transport(name):
-                plugin = distributed.Backend._plugins[name.upper()]
-                groups[device] = plugin.creator_fn(device_store, rank, world_size, timeout)
+                groups[device] = _plugin(name).creator_fn(device_store, rank, world_size, timeout)
             else:
                 groups[device] = _of_torch(device, name, device_store, rank, world_size, timeout)
 
@@ -160,10 +167,14 @@ def _of_torch(
     """Return a process group with torch's backend `name` for one type of device."""
     # This group has no backend yet. One is registered for the device below.
     group = distributed.ProcessGroup(store, rank, world_size)
-    if name == "nccl":
-        options = distributed.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        backend: Any = distributed.ProcessGroupNCCL(store, rank, world_size, options)
+    plugin = _plugin(name)
+    if plugin is not None:
+        # torch chooses the class: since 2.15, `nccl` is not ProcessGroupNCCL.
+        backend: Any = plugin.creator_fn(_plugin_options(group, device, store, timeout), None)
+    elif name == "nccl":
+        nccl_options = distributed.ProcessGroupNCCL.Options()
+        nccl_options._timeout = timeout
+        backend = distributed.ProcessGroupNCCL(store, rank, world_size, nccl_options)
     else:
         backend = distributed.ProcessGroupGloo(store, rank, world_size, timeout)
 
@@ -172,6 +183,23 @@ def _of_torch(
     group._register_backend(torch.device(device), kind, backend)
 
     return group
+
+
+def _plugin_options(
+    group: distributed.ProcessGroup, device: str, store: distributed.Store, timeout: timedelta
+) -> Any:
+    """Return the options from which a plugin of torch builds a backend for `group`."""
+    options = distributed.distributed_c10d._DistributedBackendOptions()
+    options.store = store
+    options.group_rank = group.rank()
+    options.group_size = group.size()
+    options.timeout = timeout
+    if device == "cuda" and hasattr(options, "process_group"):
+        # Otherwise NCCL in torch 2.15 takes the GPU that LOCAL_RANK names.
+        group.bound_device_id = torch.device(device, torch.cuda.current_device())
+        options.process_group = group
+
+    return options
 
 
 def _add(name: str, create: Create, devices: list[str]) -> str:

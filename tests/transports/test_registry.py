@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from importlib.metadata import entry_points
+from typing import Any
 
 import pytest
 import torch
@@ -37,16 +38,24 @@ def test_g3_a_backend_that_cant_work_is_refused_by_name(backend: str, message: s
 
 
 def test_backends_of_torch_that_are_plugins_are_built_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+
+    def create(options: Any, backend_options: object) -> distributed.ProcessGroupGloo:
+        built.append(options)
+        return distributed.ProcessGroupGloo(
+            options.store, options.group_rank, options.group_size, options.timeout
+        )
+
     plugins = distributed.Backend._plugins
-    of_torch = distributed.Backend._BackendPlugin(lambda options, backend_options: None, True)
     for name in ("GLOO", "NCCL"):
-        monkeypatch.setitem(plugins, name, of_torch)
+        monkeypatch.setitem(plugins, name, distributed.Backend._BackendPlugin(create, True))
     registered = set(plugins)
 
     assert register("cpu:gloo,cuda:nccl") == "cpu:gloo,cuda:nccl"
     assert set(plugins) == registered
-    group = _for_each_device({"cpu": "gloo"})(distributed.HashStore(), 0, 1, timedelta(seconds=60))
+    group = _for_each_device({"cpu": "nccl"})(distributed.HashStore(), 0, 1, timedelta(seconds=60))
     group.allreduce([torch.ones(1)]).wait()
+    assert [options.timeout for options in built] == [timedelta(seconds=60)]
 
 
 def test_torch_finds_the_shipped_transports_by_entry_points() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from functools import partial
 
 from slurmddp import errors
@@ -47,7 +47,7 @@ MeetingPoint = Callable[[Assignment], tuple[str, int]]
 """Returns the MASTER_ADDR and MASTER_PORT of a worker group."""
 
 
-class State(str, Enum):
+class State(StrEnum):
     """The state of an attempt.
 
     - JOINING: the coordinator waits for agents. It becomes RUNNING when enough agents have joined, and ENDING

@@ -11,14 +11,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from multiprocessing import connection
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from slurmddp.errors import ConfigError
 from slurmddp.host.process import die_with_parent
 from slurmddp.host.signals import STOP_SIGNALS, SignalInbox
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _RANK_POLL_S = 0.2
 """Seconds between two checks in a loader worker whether its rank is alive."""
