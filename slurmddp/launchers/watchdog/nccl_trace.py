@@ -1,8 +1,9 @@
 """Let NCCL's flight recorder write the last collectives of each rank to files when the ranks hang.
 
 torch keeps the collectives in memory. torch writes them on NCCL's time-out, which comes later than the
-watchdog, or when a byte arrives in a named pipe, which each rank creates. `torchfrtrace` reads the files.
-Ranks on gloo have no such recorder.
+watchdog, or when a byte arrives in a named pipe. Until torch 2.14 NCCL's process group creates the pipe of a
+rank. Since then `training/process_group/flight_recording.py` does so. `torchfrtrace` reads the files. Ranks on
+gloo have no such recorder.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from pathlib import Path
 
 ENTRIES = 2000
 """The number of collectives that each rank keeps."""
-_RENAMED_IN = (2, 10)
-"""From this version on torch knows the new names of the variables, and each rank warns of the old ones."""
+_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_SETTINGS: tuple[tuple[str, str, tuple[int, int]], ...] = (
+    ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", (2, 10)),
+    ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", (2, 10)),
+    ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", (2, 15)),
+)
+"""New name, old name, and the version of torch that renamed the variable and warns of the old name."""
 
 
 class FlightRecorder:
@@ -38,21 +44,20 @@ class FlightRecorder:
 
         Settings for which `environ` has a value, under the new or the old name, are left out.
         """
-        prefix = str(self._log_dir / "nccl-trace-rank-")
-        settings = {
-            ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): str(ENTRIES),
-            ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"): prefix,
-            ("TORCH_NCCL_DUMP_ON_TIMEOUT",): "1",
-            ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE",): f"{self._pipes}/",
-        }
+        values = (str(ENTRIES), str(self._log_dir / "nccl-trace-rank-"), "1")
+        version = _torch_version()
 
         variables: dict[str, str] = {}
-        known = 1 if _torch_version() >= _RENAMED_IN else 2
-        for names, value in settings.items():
+        for (name, old_name, renamed_in), value in zip(_SETTINGS, values, strict=True):
             # Check both names: torch prefers the new one, which would override a value under the old one.
-            if environ.keys().isdisjoint(names):
-                variables |= dict.fromkeys(names[:known], value)
+            if name in environ or old_name in environ:
+                continue
+            variables[name] = value
+            if version < renamed_in:
+                variables[old_name] = value
 
+        if _PIPE not in environ:
+            variables[_PIPE] = f"{self._pipes}/"
         return variables
 
     def request(self, ranks: Iterable[int]) -> None:

@@ -23,6 +23,7 @@ from slurmddp.host import gloo_threads
 from slurmddp.host.network_interface import GLOO_VARIABLE
 from slurmddp.training.device.cpu_affinity import THREADS_VARIABLE, take_cpus
 from slurmddp.training.device.visible_devices import VISIBLE
+from slurmddp.training.process_group import flight_recording
 from slurmddp.training.process_group.device_agreement import agree_on_devices, report_device
 from slurmddp.training.process_group.gloo_interface import check_interfaces, name_interface
 from slurmddp.training.process_group.rendezvous import open_store
@@ -179,7 +180,7 @@ def _join_group(context: RankContext, store: dist.Store, timeout_s: float) -> Ra
         rank=info.rank,
         world_size=info.world_size,
         timeout=timeout,
-        device_id=context.device if context.backend == "nccl" else None,
+        device_id=_bound_device(context),
     )
 
     _joined.append(dist.group.WORLD)
@@ -188,6 +189,7 @@ def _join_group(context: RankContext, store: dist.Store, timeout_s: float) -> Ra
     context.undo.callback(_joined.clear)
     context.undo.callback(SignedStore(store, info.launch_id).await_all, "slurmddp/left", info, _LEAVE_S)
     context.undo.callback(_destroy_group)
+    flight_recording.start(info.rank, context.device, context.undo)
 
     _log.info(
         "rank %d of %d uses backend %s on device %s",
@@ -197,6 +199,21 @@ def _join_group(context: RankContext, store: dist.Store, timeout_s: float) -> Ra
         context.device,
     )
     return replace(context, store=store)
+
+
+def _bound_device(context: RankContext) -> torch.device | None:
+    """Return the GPU on which torch is to build its NCCL communicators; None if there are none."""
+    if context.backend == "nccl":
+        return context.device
+
+    # For `cpu:gloo,cuda:nccl` torch 2.15 builds them at once, by default on the GPU that LOCAL_RANK names.
+    # Older versions build them at the first collective, on the current GPU.
+    builds_at_once = hasattr(dist, "ProcessGroupNCCL2") and context.device.type == "cuda"
+    backend = context.backend or ""
+    is_of_torch = backend not in dist.Backend.backend_list
+    if builds_at_once and is_of_torch and "cuda:nccl" in backend.split(","):
+        return context.device
+    return None
 
 
 def _destroy_group() -> None:

@@ -170,10 +170,17 @@ def test_one_slow_moment_makes_no_straggler() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "old"), [("2.4.1", True), ("2.9.0+cu128", True), ("git", True), ("2.13.0+cpu", False)]
+    ("version", "old", "old_switch"),
+    [
+        ("2.4.1", True, True),
+        ("2.9.0+cu128", True, True),
+        ("git", True, True),
+        ("2.13.0+cpu", False, True),
+        ("2.15.0", False, False),
+    ],
 )
 def test_the_recorder_sets_old_names_for_old_versions_of_torch_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, old: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, old: bool, old_switch: bool
 ) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: version)
     recorder = FlightRecorder(tmp_path)
@@ -181,6 +188,8 @@ def test_the_recorder_sets_old_names_for_old_versions_of_torch_only(
     assert environ["TORCH_FR_BUFFER_SIZE"] == "2000"
     assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" in environ) is old
     assert ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE" in environ) is old
+    assert environ["TORCH_FR_DUMP_ON_TIMEOUT"] == "1"
+    assert ("TORCH_NCCL_DUMP_ON_TIMEOUT" in environ) is old_switch
     own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}
     assert not {"TORCH_FR_BUFFER_SIZE", *own} & recorder.environment(own).keys()
     recorder.close()
