@@ -2,8 +2,8 @@
 
 torch keeps the collectives in memory. torch writes them on NCCL's time-out, which comes later than the
 watchdog, or when a byte arrives in a named pipe. Until torch 2.14 NCCL's process group creates the pipe of a
-rank. Since then `training/process_group/flight_recording.py` does so. `torchfrtrace` reads the files. Ranks on
-gloo have no such recorder.
+rank. Since then `training/process_group/flight_recording.py` does so. `torchfrtrace` reads the files. Ranks
+on gloo have no such recorder.
 """
 
 from __future__ import annotations
