@@ -336,7 +336,8 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: No
     if node is not None:
         kwargs = {**kwargs, "device": torch.device(place)}
 
-    # Plans of these operations depend on exact numbers: the size of arange(0, 1, 0.1) follows from the 0.1.
+    # Plans of factories and of upsampling depend on exact numbers: the 0.1 determines the size of arange(0,
+    # 1, 0.1).
     exact = node is not None or "upsample" in func._schema.name
     args_key = _key(args, operands, exact)
     kwargs_key = _key([*kwargs.values()], operands, exact)
@@ -452,7 +453,7 @@ def _plan(func: Any, args: Any, kwargs: Mapping[str, Any], operands: Sequence[An
     def without_data(tensor: torch.Tensor) -> torch.Tensor:
         if not isinstance(tensor, RemoteTensor):
             return torch.empty((), dtype=tensor.dtype, device="meta")
-        # The order is that of `_key`, so that an index in `metas` is an index in `operands`.
+        # `metas` gets the tensors in the same order as `operands` in `_key`, so their indices are equal.
         metas.append(tensor.meta.tensor())
         return metas[-1]
 

@@ -126,7 +126,7 @@ def _start(arguments: Sequence[str], info: RankInfo) -> tuple[Callable[[], int],
         }
         command = [sys.executable, *arguments]
         script = process.start_bound(command, signal.SIGTERM, env=environment, pass_fds=[listener.fileno()])
-        # Pass Ctrl-C on: it reaches this rank, but is for the script.
+        # Pass Ctrl-C on to the script. It reaches this rank, too, which must continue.
         signal.signal(signal.SIGINT, lambda number, _: script.send_signal(number))
 
         return script.wait, listener.getsockname()[:2]

@@ -289,7 +289,7 @@ class Ddp:
         return wrapped
 
     def _make_hook(self, model: DistributedDataParallel, name: str) -> CommHook:
-        # Import them here, because the imports take time that trainings without a hook save.
+        # Import the hooks here, because the imports take time that trainings without a hook save.
         from slurmddp.strategies.comm_hooks import Compressed, PostLocalSgd, PowerSgd
 
         start_step = self._start_step

@@ -196,7 +196,7 @@ class GradientServer:
             try:
                 link.recv(message, rank)
             except Exception as error:
-                # Catch all classes of errors: a link's transport may raise any.
+                # Catch errors of all classes, because the transport of a link may raise any error.
                 self._fail(rank, f"Rank {rank} has left the training: {error}")
                 return
 

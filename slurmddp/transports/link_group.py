@@ -278,7 +278,7 @@ class LinkGroup(NamedGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
-    # --- the group itself
+    # --- start, coalescing and end of operations and of the group
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Do nothing, because operations are not coalesced: they run one after the other."""
@@ -372,7 +372,7 @@ class LinkGroup(NamedGroup):
         total = torch.sparse_coo_tensor(indices, values, elements.shape).coalesce()
         self._averaged(total.values(), opts)
 
-        # Not `detach().copy_`: a detached sparse tensor does not share its elements with the tensor.
+        # Don't use `detach().copy_`: a detached sparse tensor does not share its elements with the tensor.
         with torch.no_grad():
             tensor.copy_(total)
 

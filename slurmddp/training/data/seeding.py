@@ -39,8 +39,8 @@ def draws(data: Any) -> bool:
 def reads_batches(data: Any) -> bool:
     """Decide whether a data set has a `__getitems__` of its own, which reads a whole batch at once.
 
-    torch's containers have the method too, but only pass calls on to the data sets inside. So for a
-    container, and for a class that inherits this method, the answer depends on the data sets inside.
+    torch's containers, such as Subset, have this method too, but only pass calls on to the data sets inside.
+    So for a container, and for a class that inherits this method, the answer depends on the data sets inside.
     """
     if not callable(getattr(data, "__getitems__", None)):
         return False

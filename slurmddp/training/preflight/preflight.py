@@ -127,7 +127,7 @@ def run(
 
 def _failed_sum(rank: int, node: str, reason: str) -> NodeFault:
     text = f"the sum over all ranks failed on rank {rank}: {reason}."
-    hint = "The pairs of nodes work, so look for a fault that shows only with all ranks at once."
+    hint = "All pairs of nodes exchange data, so look for a fault that shows only with all ranks at once."
     return NodeFault(node=node, text=text, hint=hint, fault=RUN)
 
 

@@ -40,7 +40,7 @@ def others_may_be_healthy(unhealthy: Mapping[str, str], nodes: int) -> bool:
 
 
 def suspects(events: Iterable[Mapping[str, Any]], attempt: int, names: Sequence[str]) -> set[int]:
-    """Return the nodes whose only failed partner in an earlier preflight of this attempt was replaced since.
+    """Return the nodes that failed earlier in this attempt with one node only, which was replaced since.
 
     When two nodes fail only with each other, one of them is replaced by a spare node. If the other one fails
     again, it is the faulty one.

@@ -222,9 +222,9 @@ def _destroy_group() -> None:
         return
 
     if dist.get_backend() != "nccl":
-        # torch 2.13 can deadlock when the last reference to a gloo group (a DDP model holds one) goes just
-        # after a collective: the caller holds the interpreter lock and waits for gloo's thread, which needs
-        # that lock. An extra reference, never released, keeps the group until the process ends.
+        # torch 2.13 can deadlock when the last reference to a gloo group (a DDP model holds one) is released
+        # just after a collective: the caller holds the interpreter lock and waits for gloo's thread, which
+        # needs that lock. An extra reference, never released, keeps the group until the process ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
         gloo_threads.wait_until_idle()
 

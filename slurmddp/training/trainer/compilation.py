@@ -37,7 +37,7 @@ def uncompiled(compiled: bool) -> AbstractContextManager[object]:
     It is for evaluation and text generation, whose batches have other shapes than in training: torch would
     compile the model again for each shape.
     """
-    # torch before 2.6 has no `set_stance`: there the model is compiled for each shape.
+    # torch before 2.6 has no `set_stance`. It compiles the model for each shape.
     if not compiled or not hasattr(torch.compiler, "set_stance"):
         return nullcontext()
 

@@ -68,7 +68,7 @@ class Utilization:
             self._distributon.print(text)
 
     def at(self, rate: float) -> dict[str, float]:
-        """Return how well each rank uses its device at a speed.
+        """Return how well each rank uses its device if the training has the speed `rate`.
 
         Args:
             rate: samples or tokens per second over all ranks.
