@@ -13,10 +13,10 @@ from pathlib import Path
 from slurmddp.checkpoint.files import space
 from slurmddp.checkpoint.files.digest import Digest, FileRecord, chunks
 from slurmddp.host.atomic_file import replacing
+from slurmddp.host.mounts import file_system_type
 
 _BLOCK_BYTES = 4096
 """Alignment of direct writes, in the file and in memory: no disk needs more, and no page is smaller."""
-_MOUNTS = Path("/proc/self/mountinfo")
 _DIRECT = frozenset({"ext4", "xfs"})
 """File systems that get direct writes (O_DIRECT). Some network file systems are slow at them."""
 _SLEEP_PER_TIME = 1.0
@@ -191,19 +191,7 @@ class _CopyTarget:
 
 def _takes_direct(path: Path) -> bool:
     """Return whether `path` is on a file system with fast direct writes: ext4 or xfs."""
-    device = path.stat().st_dev
-    name = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        # Mount points may contain any bytes, and latin-1 decodes them all. The kernel escapes only blanks and
-        # line ends.
-        mounts = _MOUNTS.read_text(encoding="latin-1").split("\n")
-    except OSError:
-        return False
-
-    # The third field is the device. The file system type follows the field "-", which ends a variable number
-    # of optional fields.
-    lines = (line.split(" ") for line in mounts if line)
-    return any(fields[2] == name and fields[fields.index("-") + 1] in _DIRECT for fields in lines)
+    return file_system_type(path) in _DIRECT
 
 
 def _send(target: int, source: int, start: int, chunk: memoryview) -> int:

@@ -1,6 +1,7 @@
 """Check every node before the training starts (`preflight=on`).
 
     device, memory, disk, limits   each rank by itself
+    run folder                     the first ranks of the first two nodes measure its file system
     pairs                          one rank of each node exchanges known numbers with one rank of another node
     sum, clocks                    all ranks together
 
@@ -19,15 +20,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from slurmddp.checkpoint.memory.channel import WriterChannel
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.errors import SlurmddpError, UnhealthyNodeError
 from slurmddp.runs.folder.excluded_nodes import exclude
+from slurmddp.runs.folder.file_system import SLOW_S
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.run_context import RunContext
-from slurmddp.short_text import first_items
+from slurmddp.short_text import first_items, typed_first_line
 from slurmddp.training.preflight.checks import (
     CHECKS,
     NOBODY,
@@ -39,6 +42,9 @@ from slurmddp.training.preflight.checks import (
     run_checks,
 )
 from slurmddp.training.preflight.pairs import Pair, check_pairs, check_sum
+from slurmddp.training.preflight.run_folder import findings as run_folder_findings
+from slurmddp.training.preflight.run_folder import measure_run_folder, takes_part
+from slurmddp.training.preflight.timeout import within
 from slurmddp.training.preflight.verdicts import (
     can_exclude,
     check_clocks,
@@ -57,8 +63,12 @@ CHECK_S = 20.0
 """Seconds that one check of a rank may take: the first call of CUDA takes seconds, or hangs."""
 PAIR_S = 10.0
 """The longest duration of a round of pairs, in seconds."""
+FILES_S = 30.0
+"""The longest duration of the measurement of the run folder, in seconds; it mostly takes less than one."""
 ANSWER_S = 60.0
 """Seconds that rank 0 waits for the answer of another rank."""
+_NOT_RECORDED = ("folder", "shortfalls")
+"""Fields of the measured file system that the event does not repeat: the run folder, and the findings."""
 _SHOWN = 8
 """The largest number of findings in the error message; the event contains all."""
 
@@ -94,6 +104,7 @@ def run(
     checks: Sequence[Check] = CHECKS,
     check_s: float = CHECK_S,
     pair_s: float = PAIR_S,
+    seen_s: float = SLOW_S,
 ) -> None:
     """Check all nodes, and return if they are healthy; every rank calls it.
 
@@ -104,6 +115,7 @@ def run(
         checks: the checks that each rank makes by itself.
         check_s: seconds that one of `checks` may take.
         pair_s: seconds that a round of exchanges between pairs of nodes, or the sum, may take.
+        seen_s: seconds to wait until a node sees a file of another node.
 
     Raises:
         UnhealthyNodeError: on all ranks, if a node is unhealthy and the next attempt excludes it.
@@ -117,6 +129,7 @@ def run(
     facts = CheckContext(info=info, device=device, node=preflight.node, folder=folder, workers=workers)
     preflight.share("own", PartResult(findings=run_checks(checks, facts, check_s)))
     if context.store is not None:
+        preflight.share("files", PartResult(findings=preflight.check_files(device, seen_s)))
         preflight.share("pairs", PartResult(failed_pairs=check_pairs(info, device, pair_s)))
         reason = check_sum(device, pair_s)
         findings = [_failed_sum(info.rank, preflight.node, reason)] if reason else []
@@ -171,15 +184,38 @@ class _Preflight:
         self._continued = 0.0
         """The time, by rank 0's clock, of its last decision that let all ranks continue. Ranks make their
         next answers after this time."""
+        self._files: dict[str, Any] = {}
+        """The measured file system of the run folder; empty on all ranks but rank 0."""
 
         self.names = node_names(info)
         self.node = self.names[info.node_rank]
+
+    def check_files(self, device: torch.device, seen_s: float) -> list[NodeFault]:
+        """Measure the file system of the run folder, if this rank takes part; rank 0 returns the findings."""
+        if not takes_part(self.info):
+            return []
+
+        try:
+            files = within(
+                FILES_S,
+                lambda: measure_run_folder(self.info, self._store, self._folder, self.names, seen_s),
+                device,
+            )
+        except Exception as error:
+            text = f"its file system could not be measured from {self.node}: {typed_first_line(error)}."
+            hint = "Have the mount of this folder examined, or use another runs_dir."
+            return [NodeFault(node="run folder", text=text, hint=hint, fault=RUN)]
+
+        if self.info.rank != 0:
+            return []
+        self._files = {key: value for key, value in asdict(files).items() if key not in _NOT_RECORDED}
+        return list(run_folder_findings(files))
 
     def share(self, part: str, answer: PartResult) -> None:
         """Send this rank's results of a part of the preflight to rank 0, and wait for rank 0's decision.
 
         Args:
-            part: "own", "pairs" or "sum".
+            part: "own", "files", "pairs" or "sum".
             answer: the results of this rank.
 
         Raises:
@@ -301,6 +337,8 @@ class _Preflight:
             facts: further values: `unfit` has node ranks as keys, `pairs` lists pairs of node names.
         """
         seconds = round(time.monotonic() - self._began, 3)
+        if self._files:
+            facts["files"] = self._files
         _log.info("preflight: %d node(s), %.2f s", self.info.nodes, seconds)
         self._run.add_event(
             "preflight",

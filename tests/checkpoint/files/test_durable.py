@@ -15,6 +15,7 @@ import xxhash
 from slurmddp.checkpoint.files import durable, space
 from slurmddp.checkpoint.files.digest import CHUNK_BYTES, FileRecord, record_of
 from slurmddp.checkpoint.files.durable import copy_hashed
+from slurmddp.host import mounts
 
 START, SIZE = 4096, CHUNK_BYTES + 777
 
@@ -56,11 +57,11 @@ def test_only_local_file_systems_get_direct_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, direct: bool
 ) -> None:
     device = tmp_path.stat().st_dev
-    mounts = tmp_path / "mountinfo"
+    table = tmp_path / "mountinfo"
     here = f"{os.major(device)}:{os.minor(device)} / /here rw shared:2 master:1 - {kind} server:/x rw\n"
     other = b"21 1 0:999 / /home/M\xfcller\x85\xa0\x0c/x rw shared:1 - ext4 /dev/b rw\n22 1 "
-    mounts.write_bytes(other + here.encode())  # A name may hold any bytes.
-    monkeypatch.setattr(durable, "_MOUNTS", mounts)
+    table.write_bytes(other + here.encode())  # A name may hold any bytes.
+    monkeypatch.setattr(mounts, "_MOUNTS", table)
     assert durable._takes_direct(tmp_path) is direct
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from dataclasses import replace
@@ -11,13 +12,18 @@ from typing import Any
 import torch
 
 from slurmddp.errors import SlurmddpError
+from slurmddp.runs.folder import measure_files
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.training.distributon import Distributon
 from slurmddp.training.preflight import checks, pairs, preflight, verdicts
 from slurmddp.training.preflight.checks import CheckContext, NodeFault
+from support.runs import measuring_host
 
 LIMIT_S = 0.5
 """Seconds until an action that never ends is abandoned; no healthy action has to end within them."""
+
+SHORT_S = 0.1
+"""Seconds until a change that a node never sees counts as not seen; the others are seen at the first look."""
 
 
 def fly(folder: str, config: dict[str, Any] | None = None, **options: Any) -> tuple[str, int, str]:
@@ -113,6 +119,24 @@ def with_a_clock(folder: str, rank: int, ahead_s: float, refused_s: float) -> tu
         time.time = lambda: now() + ahead_s
 
     return fly(folder)
+
+
+def with_a_faulty_file_system(folder: str, rank: int, fault: str) -> tuple[str, int, str]:
+    """Give the node of one rank a file system with a fault of `measuring_host`."""
+    if _is_me(rank):
+        measuring_host.FAULTS[fault]()
+    return fly(folder, seen_s=SHORT_S)
+
+
+def with_a_node_that_can_not_write(folder: str, rank: int) -> tuple[str, int, str]:
+    def create(file: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(file))
+
+    if _is_me(rank):
+        measure_files.LOOKS = {
+            look: steps._replace(change=create) for look, steps in measure_files.LOOKS.items()
+        }
+    return fly(folder, seen_s=SHORT_S)
 
 
 def exchanged_through_the_cpu() -> str | None:

@@ -53,6 +53,64 @@ def test_healthy_nodes_pass_and_it_is_recorded(run: RunFolder) -> None:
     assert not [event for event in events(run, "warned") if "clock" in event["text"]]
 
 
+def test_two_nodes_measure_the_run_folder_and_it_is_recorded(run: RunFolder) -> None:
+    before = sorted(run.path.iterdir())
+    assert fly(run, preflight_jobs.fly, nodes=3, each=2) == [("", 0, "")] * 6
+    (event,) = events(run, "preflight")
+    files = event["files"]
+    assert [view["host"] for view in files["hosts"]] == ["n1", "n2"]
+    for view in files["hosts"]:
+        assert [*view["seen_s"]] == ["listing", "grown", "replaced", "removed"]
+        assert None not in view["seen_s"].values() and view["unseen"] == []
+    assert files["lines"] > 1
+    assert (files["lost_lines"], files["broken_reads"], files["flock"]) == (0, 0, "excludes")
+    assert {path.name for path in run.path.iterdir()} - {path.name for path in before} == {"attempts.jsonl"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("sees nothing", "did not see"),
+        ("replaces in place", "a rename is not atomic"),
+        ("loses lines", "lines that 2 hosts appended at once"),
+        ("creates again", "created by several hosts at once"),
+    ],
+)
+def test_a_run_folder_that_does_not_give_what_a_run_needs_fails_the_run(
+    run: RunFolder, fault: str, text: str, rank: int
+) -> None:
+    for kind, code, said in fly(run, preflight_jobs.with_a_faulty_file_system, rank, fault):
+        assert (kind, code) == ("SlurmddpError", 1)
+        assert said.startswith("Preflight: run folder: ") and text in said
+        assert "runs_dir=/another/folder" in said
+    (event,) = events(run, "preflight")
+    assert text in event["failed"][0] and "unfit" not in event
+    assert len(event["files"]["hosts"]) == 2
+    assert avoided(run) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("locks here alone", "A lock (flock) of one host does not keep other hosts out."),
+        ("sees changes after a touch", "n2 sees changes of another host only after 0.1 s or more."),
+    ],
+)
+def test_a_run_folder_that_a_run_can_cope_with_is_warned_of(run: RunFolder, fault: str, text: str) -> None:
+    assert fly(run, preflight_jobs.with_a_faulty_file_system, 1, fault) == [("", 0, "")] * 2
+    (event,) = events(run, "preflight")
+    assert event["failed"] == []
+    assert [text in event["text"] for event in events(run, "warned")].count(True) == 1
+
+
+def test_a_run_folder_that_a_node_can_not_write_to_fails_the_run(run: RunFolder) -> None:
+    for kind, code, said in fly(run, preflight_jobs.with_a_node_that_can_not_write, 1):
+        assert (kind, code) == ("SlurmddpError", 1)
+        assert "run folder: its file system could not be measured from n" in said
+        assert "n2: [Errno 30] Read-only file system" in said
+
+
 def test_a_single_rank_checks_its_node(run: RunFolder) -> None:
     assert run_ranks(preflight_jobs.fly, 1, str(run.path)) == [("", 0, "")]
     assert len(events(run, "preflight")) == 1

@@ -1,0 +1,151 @@
+"""One of two hosts that measure a folder, in a process of its own; its file system may have a fault.
+
+    python -m support.runs.measuring_host FOLDER INDEX LIMIT_S DESCRIPTOR [FAULT]
+
+The hosts are connected by a pair of sockets. The process prints the result as JSON, or the error.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from slurmddp.errors import SlurmddpError
+from slurmddp.runs.folder import measure_files
+
+
+class Pair:
+    """The connection to the other host."""
+
+    count = 2
+
+    def __init__(self, index: int, descriptor: int) -> None:
+        self.index = index
+        self._socket = socket.socket(fileno=descriptor)
+        self._answers = self._socket.makefile()
+
+    def gather(self, value: Any) -> list[Any]:
+        self._socket.sendall(f"{json.dumps(value)}\n".encode())
+        values = [value, json.loads(self._answers.readline())]
+        return values if self.index == 0 else values[::-1]
+
+
+def see_nothing() -> None:
+    """Show no file of the other host."""
+    measure_files.is_there = lambda file: False
+    measure_files.read_bytes = lambda file: None
+
+
+def see_no_change() -> None:
+    """Show each file for ever as it was at the first look."""
+    measure_files.is_there = cache(measure_files.is_there)
+    measure_files.read_bytes = cache(measure_files.read_bytes)
+
+
+def see_after_touch() -> None:
+    """Show each file as it was, until this host touches the folder."""
+    see_no_change()
+    measure_files.look_again = lambda folder: (
+        measure_files.is_there.cache_clear(),
+        measure_files.read_bytes.cache_clear(),
+    )
+
+
+def replace_in_place() -> None:
+    """Leave half of a long text in a file that is to be replaced."""
+    whole = measure_files.write_atomic
+    measure_files.write_atomic = lambda file, text: (
+        file.write_text(text[: len(text) // 2]) if len(text) > 10 else whole(file, text)
+    )
+
+
+def replace_by_removal() -> None:
+    """Remove the file that is to be replaced by a long text."""
+    whole = measure_files.write_atomic
+    measure_files.write_atomic = lambda file, text: (
+        file.unlink(missing_ok=True) if len(text) > 10 else whole(file, text)
+    )
+
+
+def append_half_lines() -> None:
+    """Append the first letters of each line."""
+
+    def append(file: Path, record: dict[str, Any]) -> None:
+        with file.open("a") as stream:
+            stream.write(json.dumps(record)[:4])
+
+    measure_files.append_line = append
+
+
+def lose_lines(name: str) -> None:
+    """Append each second line only, beginning with the second."""
+    whole = getattr(measure_files, name)
+    setattr(measure_files, name, lambda file, record: whole(file, record) if record["line"] % 2 else None)
+
+
+def lock_here_alone() -> None:
+    measure_files.try_lock = lambda descriptor: True
+    measure_files._try_fcntl = lambda descriptor: True
+
+
+def lock_nothing() -> None:
+    measure_files.try_lock = lambda descriptor: None
+    measure_files._try_fcntl = lambda descriptor: None
+
+
+def create_again() -> None:
+    """Create names that exist already."""
+    measure_files._create_new = lambda path, is_folder: None
+
+
+def refuse_links() -> None:
+    def link(*paths: object) -> None:
+        raise PermissionError("no links")
+
+    measure_files.os.link = link
+
+
+def refuse_to_flush_folders() -> None:
+    def sync(folder: Path) -> None:
+        raise OSError("no flush")
+
+    measure_files._sync = sync
+
+
+FAULTS = {
+    "sees nothing": see_nothing,
+    "sees no change": see_no_change,
+    "sees changes after a touch": see_after_touch,
+    "replaces in place": replace_in_place,
+    "replaces by removal": replace_by_removal,
+    "appends half lines": append_half_lines,
+    "loses lines": lambda: lose_lines("append_line"),
+    "loses plain lines": lambda: lose_lines("_append_plain"),
+    "locks here alone": lock_here_alone,
+    "has no locks": lock_nothing,
+    "creates again": create_again,
+    "has no links": refuse_links,
+    "flushes no folders": refuse_to_flush_folders,
+}
+
+
+def main() -> None:
+    folder, index, limit_s, descriptor, *fault = sys.argv[1:]
+    for name in fault:
+        FAULTS[name]()
+    hosts = Pair(int(index), int(descriptor))
+    try:
+        result = measure_files.measure(Path(folder), hosts, name=f"n{index}", limit_s=float(limit_s))
+    except SlurmddpError as error:
+        print(json.dumps({"error": str(error)}))
+    else:
+        print(json.dumps(asdict(result), default=str))
+
+
+if __name__ == "__main__":
+    main()
