@@ -1,14 +1,19 @@
-"""Check by a site's limits and by `sbatch --test-only` whether SLURM would start jobs; queue nothing."""
+"""Check by a site's limits and by `sbatch --test-only` whether SLURM would start jobs; queue nothing.
+
+Only the measurement of a file system queues a short step, if it is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurmddp.errors import ConfigError
+from slurmddp.launchers.submit.file_step import START_S, measure_on_nodes
 from slurmddp.launchers.submit.fit import Fit, judge
 from slurmddp.runs.folder.excluded_nodes import shared_nodes
+from slurmddp.runs.folder.file_system import FileSystem, shortfalls
 from slurmddp.settings.spec import Job
 from slurmddp.slurm import client
 from slurmddp.slurm.limits import partitions
@@ -17,6 +22,9 @@ from slurmddp.slurm.limits.finding import Finding
 from slurmddp.slurm.limits.nodes import nodes_away
 from slurmddp.slurm.limits.queries import describe
 from slurmddp.slurm.limits.site import Site, may_lift, nodes_to_ask, partitions_for
+
+_NODES = 2
+"""Nodes that measure the file system of the run folders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +64,13 @@ class AvoidedNode:
 
 @dataclass(frozen=True)
 class CheckedClusters:
-    """The result of `check_clusters`: findings about cluster files, and nodes that runs avoid."""
+    """The result of `check_clusters`: findings about cluster files, nodes that runs avoid, file systems."""
 
     clusters: Mapping[str, tuple[Finding, ...]]
     """The findings about each cluster file, by its name; empty for a file that fits this site."""
     avoided_nodes: tuple[AvoidedNode, ...] = ()
+    files: Mapping[str, FileSystem] = field(default_factory=dict)
+    """The file systems of the run folders, by the name of the cluster file; only if they were measured."""
 
 
 def check(groups: Sequence[Sequence[Job]]) -> Checked:
@@ -89,16 +99,22 @@ def check(groups: Sequence[Sequence[Job]]) -> Checked:
     return Checked(tuple(_check(group, slurm, site) for group in groups))
 
 
-def check_clusters(project: Path, names: Sequence[str] = ()) -> CheckedClusters:
+def check_clusters(
+    project: Path, names: Sequence[str] = (), *, files: bool = False, start_s: float = START_S
+) -> CheckedClusters:
     """Check whether this site accepts cluster files, each by a job of the largest size that the file allows.
 
     Args:
         project: the project folder.
         names: names of cluster files; empty: all files in the project's conf/cluster.
+        files: whether to measure the file system of the run folders as well, by a short step on two nodes.
+            This is not done for a cluster file that the site does not accept.
+        start_s: seconds that such a step may wait in the queue.
 
     Raises:
-        ConfigError: a cluster file does not exist, or has wrong values.
-        SlurmError: SLURM does not answer.
+        ConfigError: a cluster file does not exist, or has wrong values; or a node does not see the folder of
+            the runs.
+        SlurmError: SLURM does not answer, or the step does not start in time.
     """
     slurm = client.SlurmClient()
     names = names or sorted(path.stem for path in (project / "conf" / "cluster").glob("*.yaml"))
@@ -109,7 +125,13 @@ def check_clusters(project: Path, names: Sequence[str] = ()) -> CheckedClusters:
         )
 
     site = describe(slurm)
-    findings = {name: _check_cluster(name, project, slurm, site) for name in names}
+    jobs = {name: _job(name, project) for name in names}
+    findings = {name: _check_cluster(job, slurm, site) for name, job in jobs.items()}
+    measured = {}
+    if files:
+        accepted = {name: job for name, job in jobs.items() if not findings[name]}
+        measured = {name: _measure(job, slurm, site, start_s) for name, job in accepted.items()}
+
     avoided = [
         AvoidedNode(
             node=record["node"],
@@ -120,16 +142,32 @@ def check_clusters(project: Path, names: Sequence[str] = ()) -> CheckedClusters:
         for record in shared_nodes(site.config.get("ClusterName", ""))
     ]
 
-    return CheckedClusters(findings, tuple(avoided))
+    return CheckedClusters(findings, tuple(avoided), measured)
 
 
-def _check_cluster(name: str, project: Path, slurm: client.SlurmClient, site: Site) -> tuple[Finding, ...]:
-    """Return the values of a cluster file that the site does not accept, for a job with this file alone."""
+def _job(name: str, project: Path) -> Job:
+    """Return a job with the cluster file `name` and no other settings."""
     from slurmddp.config.composition.compose import compose
     from slurmddp.config.job import build_job
 
     overrides = [f"+cluster={name}"]
-    job = build_job(compose(overrides, project), project_dir=project, overrides=overrides)
+    return build_job(compose(overrides, project), project_dir=project, overrides=overrides)
+
+
+def _measure(job: Job, slurm: client.SlurmClient, site: Site, start_s: float) -> FileSystem:
+    """Measure the file system in which a job would have its run folder."""
+    # The folder of the runs may not exist yet.
+    folder = next(parent for parent in job.run_dir.parents if parent.is_dir())
+    sizes = [job.cluster.max_nodes or _NODES]
+    for partition in partitions.chosen(job, site.partitions):
+        sizes.append(min(partition.max_nodes or _NODES, partition.total_nodes or _NODES))
+
+    files = measure_on_nodes(job, folder, min(_NODES, *sizes), slurm, start_s=start_s)
+    return replace(files, shortfalls=shortfalls(files))
+
+
+def _check_cluster(job: Job, slurm: client.SlurmClient, site: Site) -> tuple[Finding, ...]:
+    """Return the values of a cluster file that the site does not accept, for a job with this file alone."""
     findings = limits.check_cluster(job, site)
     if findings:
         job = limits.at_largest_size(job)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slurmddp.cli.main import main
+from slurmddp.control import check
 from slurmddp.control.check import CheckedClusters, check_clusters
 from slurmddp.control.json_encoding import from_json
 from slurmddp.errors import EXIT_CONFIG, EXIT_SLURM
 from slurmddp.runs.folder.excluded_nodes import exclude, share, shared_file
+from slurmddp.runs.folder.file_system import FileSystem, HostView, shortfalls
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm import client
 from support.slurm import sites
@@ -92,6 +95,91 @@ def test_check_names_the_nodes_that_new_runs_avoid_and_how_to_end_that(site, pro
     shared_file().unlink()
     assert main(["cluster", "check", "small"]) == 0
     assert capsys.readouterr().out == "small: fits this site\n"
+
+
+LATE = HostView(
+    host="n2",
+    kind="fuse.sshfs",
+    seen_s={"name": None, "open": None, "listing": 61.02, "grown": 0.04, "replaced": 0.0, "removed": 0.3},
+)
+FILES = FileSystem(
+    folder=Path("/shared/runs"),
+    hosts=(replace(LATE, host="login1", kind="", seen_s=dict.fromkeys(LATE.seen_s, 0.01)), LATE),
+    limit_s=70,
+    reads=40,
+    broken_reads=3,
+    lines=200,
+    lost_lines=0,
+    broken_lines=0,
+    lost_plain_lines=12,
+    doubly_created=0,
+    flock="one host",
+    fcntl="unsupported",
+    hard_links=False,
+    synced_folders=True,
+)
+SHOWN = """\
+small: fits this site
+
+/shared/runs, seconds until a change of another host is seen:
+                               login1          n2
+type of the mount           not known  fuse.sshfs
+a new file, by name             0.0 s      > 70 s
+a new file, by open             0.0 s      > 70 s
+a new file, by listing          0.0 s      61.0 s
+a grown file                    0.0 s       0.0 s
+a replaced file                 0.0 s       0.0 s
+a removed file, by listing      0.0 s       0.3 s
+
+rename                     3 of 40 reads of a replaced file found no file or a part
+append as slurmddp does    0 of 200 lines lost, 0 broken
+append without a lock      12 lines lost
+new names (O_EXCL, mkdir)  0 created by several hosts
+locks (flock; fcntl)       hold on one host only; not supported
+hard links                 no: slurmddp copies or renames instead
+fsync of a folder          yes
+"""
+
+
+def test_check_shows_the_measured_file_system_and_what_it_lacks(site, project, monkeypatch, capsys):
+    asked = []
+
+    def measure(job, folder, nodes, slurm, *, start_s):
+        asked.append((job.cluster.name, folder, nodes))
+        return FILES
+
+    monkeypatch.setattr(check, "measure_on_nodes", measure)
+    assert main(["cluster", "check", "small", "--files"]) == EXIT_CONFIG
+    out = capsys.readouterr().out
+    assert out.startswith(SHOWN)
+    fault, late, lock = out.removeprefix(SHOWN).strip().split("\n\n")
+    assert fault.startswith("fault: 3 of 40 reads")
+    assert late.startswith("warning: n2 sees changes of another host only after 61 s.")
+    assert lock.startswith("warning: A lock (flock) of one host does not keep")
+    assert asked == [("small", project, 2)]
+    (project / "runs").mkdir()
+    assert main(["cluster", "check", "small", "--files", "--json"]) == EXIT_CONFIG
+    result = from_json(CheckedClusters, json.loads(capsys.readouterr().out))
+    assert result.files["small"] == replace(FILES, shortfalls=shortfalls(FILES))
+    assert asked[1] == ("small", project / "runs", 2)
+
+
+def test_warnings_about_files_are_no_reason_for_an_exit_code(site, project, monkeypatch, capsys):
+    monkeypatch.setattr(
+        check, "measure_on_nodes", lambda *arguments, **options: replace(FILES, broken_reads=0)
+    )
+    assert main(["cluster", "check", "small", "--files"]) == 0
+    assert "fault: " not in capsys.readouterr().out
+
+
+def test_the_files_of_a_partition_of_one_node_are_measured_on_one(site, project, monkeypatch, capsys):
+    (project / "conf/cluster/single.yaml").write_text("partition: old\ntime_limit: 30\n")
+    asked = []
+    monkeypatch.setattr(
+        check, "measure_on_nodes", lambda job, folder, nodes, *rest, **options: asked.append(nodes) or FILES
+    )
+    main(["cluster", "check", "single", "--files"])
+    assert asked == [1], capsys.readouterr().out
 
 
 def test_check_shows_the_refusal_of_sbatch(site, project, capsys):

@@ -3,6 +3,7 @@
 slurmddp cluster detect                print a draft for each partition that you may use
 slurmddp cluster detect gpu --write    write conf/cluster/gpu.yaml; an existing file is never changed
 slurmddp cluster check mine            compare conf/cluster/mine.yaml with this site
+slurmddp cluster check mine --files    also measure the file system of the run folders, on two nodes
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,18 @@ from slurmddp.cli.json_output import add_json, print_json
 from slurmddp.cli.messages import EXIT_CODES_HELP
 from slurmddp.cli.new_files import write_new
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError, near_matches
-from slurmddp.runs.text_format import counted
+from slurmddp.runs.text_format import counted, print_table
 
 if TYPE_CHECKING:
     from slurmddp.control.check import AvoidedNode
+    from slurmddp.runs.folder.file_system import FileSystem
     from slurmddp.slurm.limits.site import Site
+
+_LOCKS = {
+    "excludes": "keep other hosts out",
+    "one host": "hold on one host only",
+    "unsupported": "not supported",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write conf/cluster/PARTITION.yaml; an existing file is never changed",
     )
-    check = actions.add_parser("check", help="compare cluster files with this site; queue nothing")
+    check = actions.add_parser("check", help="compare cluster files with this site")
     check.add_argument(
         "names", nargs="*", metavar="NAME", help="names of cluster files (default: all in conf/cluster)"
+    )
+    check.add_argument(
+        "--files",
+        action="store_true",
+        help="also measure the file system of the run folders, by a short step on two nodes",
     )
     add_json(check)
 
@@ -100,11 +113,12 @@ def _check(args: argparse.Namespace) -> int:
     """Print in what each cluster file differs from this site, and the nodes that new runs avoid.
 
     Returns:
-        `EXIT_CONFIG` if a cluster file does not fit this site, else `EXIT_FINISHED`.
+        `EXIT_CONFIG` if a cluster file does not fit this site, or a run can't work in the file system of its
+        folder; else `EXIT_FINISHED`.
     """
     from slurmddp.control.check import check_clusters
 
-    result = check_clusters(Path.cwd(), args.names)
+    result = check_clusters(Path.cwd(), args.names, files=args.files)
     if args.json:
         print_json(result)
     else:
@@ -112,10 +126,51 @@ def _check(args: argparse.Namespace) -> int:
             print(f"{name}: {counted(len(findings), 'finding') if findings else 'fits this site'}")
             for finding in findings:
                 print(f"  {finding}")
+            if name in result.files:
+                _print_files(result.files[name])
 
         _print_avoided(result.avoided_nodes)
 
-    return EXIT_CONFIG if any(result.clusters.values()) else EXIT_FINISHED
+    unusable = any(shortfall.is_fault for files in result.files.values() for shortfall in files.shortfalls)
+    return EXIT_CONFIG if unusable or any(result.clusters.values()) else EXIT_FINISHED
+
+
+def _print_files(files: FileSystem) -> None:
+    """Print what hosts measured of a file system, and the needs that it does not meet."""
+    from slurmddp.runs.folder.file_system import BY_LISTING, BY_NAME
+
+    print(f"\n{files.folder}, seconds until a change of another host is seen:")
+    views = files.hosts
+    rows = [
+        [change, *(_seconds(view.seen_s[look], files.limit_s) for view in views)]
+        for look, change in (BY_NAME | BY_LISTING).items()
+    ]
+    hosts = [view.host for view in views]
+    kinds = [["type of the mount", *(view.kind or "not known" for view in views)]]
+    print_table(["", *hosts], kinds + rows, sys.stdout, right=frozenset(hosts))
+
+    print()
+    for name, text in _facts(files):
+        print(f"{name:<27}{text}")
+    for shortfall in files.shortfalls:
+        print(f"\n{'fault' if shortfall.is_fault else 'warning'}: {shortfall.text} {shortfall.remedy}")
+
+
+def _seconds(seconds: float | None, limit_s: float) -> str:
+    return f"> {limit_s:g} s" if seconds is None else f"{seconds:.1f} s"
+
+
+def _facts(files: FileSystem) -> Iterator[tuple[str, str]]:
+    """Yield the name and the value of each property that holds for all hosts together."""
+    broken = f"{files.broken_reads} of {files.reads} reads of a replaced file found no file or a part"
+    yield "rename", broken
+    lost = f"{files.lost_lines} of {files.lines} lines lost, {files.broken_lines} broken"
+    yield "append as slurmddp does", lost
+    yield "append without a lock", f"{files.lost_plain_lines} lines lost"
+    yield "new names (O_EXCL, mkdir)", f"{files.doubly_created} created by several hosts"
+    yield "locks (flock; fcntl)", f"{_LOCKS[files.flock]}; {_LOCKS[files.fcntl]}"
+    yield "hard links", "yes" if files.hard_links else "no: slurmddp copies or renames instead"
+    yield "fsync of a folder", "yes" if files.synced_folders else "no"
 
 
 def _print_avoided(nodes: Sequence[AvoidedNode]) -> None:

@@ -34,9 +34,10 @@ class HostView:
     kind: str = ""
     """The type of the mount, such as nfs4; empty if it is not known."""
     seen_s: Mapping[str, float | None]
-    """Seconds until the host saw the slowest change of another host, by look; None: not within the limit."""
+    """Seconds until the host saw the slowest change of another host; None: not within the limit. Keys: name,
+    open and listing (ways to look for a new file), grown, replaced, removed (changes of a file)."""
     unseen: tuple[str, ...] = ()
-    """Looks that showed no change even after the host had touched the folder."""
+    """Keys of changes that the host did not see even after it had touched the folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from slurmddp.errors import SlurmddpError
+from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.host.file_lock import try_lock
 from slurmddp.host.mounts import file_system_type
@@ -43,7 +43,8 @@ _REPLACED_BYTES = 64 << 10
 _MAX_LINES = 100
 _NEW_NAMES = 20
 _OLD = b"old\n"
-_NEW = b"new\n"
+_NEW = b"new content\n"
+"""Longer than `_OLD`: sshfs notices no other content of the same size and the same second."""
 
 
 class Hosts(Protocol):
@@ -78,7 +79,8 @@ def measure(
         looks: the looks to measure, keys of `BY_NAME` and `BY_LISTING`.
 
     Raises:
-        SlurmddpError: a host does not see the folder, or can't write there; or a host has left.
+        ConfigError: a host does not see the folder, or can't write there.
+        SlurmddpError: a host has left, or is silent.
     """
     token = hosts.gather(secrets.token_hex(6))[0]
     trial = _Trial(parent / f".files-{token}", hosts, name, limit_s, looks)
@@ -200,7 +202,8 @@ class _Trial:
         """Take a step, wait until all hosts have taken theirs, and return the results of all hosts.
 
         Raises:
-            SlurmddpError: on all hosts, if a step failed on one.
+            ConfigError: on all hosts, if a step failed on one.
+            SlurmddpError: a host has left, or is silent.
         """
         value = None
         error = ""
@@ -212,7 +215,7 @@ class _Trial:
         answers = self._hosts.gather([value, error])
         for _, message in answers:
             if message:
-                raise SlurmddpError(
+                raise ConfigError(
                     f"The folder can't be used by all hosts: {message}.",
                     hint="It must have the same path on the nodes and on the login node, and be writable.",
                 )
@@ -226,6 +229,8 @@ class _Trial:
         return self._of(host) / look / "file"
 
     def _create(self) -> None:
+        # A host without the folder fails at once, instead of waiting for it.
+        os.listdir(self.folder.parent)  # noqa: PTH208
         if self._hosts.index == 0:
             self.folder.mkdir(0o700)
             (self.folder / "new").mkdir()
@@ -351,7 +356,8 @@ class _Trial:
         created = 0
         for number in range(_NEW_NAMES):
             path = self.folder / "new" / str(number)
-            with suppress(FileExistsError):
+            # sshfs reports a file that exists by PermissionError.
+            with suppress(FileExistsError, PermissionError):
                 _create_new(path, is_folder=bool(number % 2))
                 created += 1
 

@@ -60,7 +60,7 @@ def replace_in_place() -> None:
     """Leave half of a long text in a file that is to be replaced."""
     whole = measure_files.write_atomic
     measure_files.write_atomic = lambda file, text: (
-        file.write_text(text[: len(text) // 2]) if len(text) > 10 else whole(file, text)
+        file.write_text(text[: len(text) // 2]) if len(text) > 100 else whole(file, text)
     )
 
 
@@ -68,7 +68,7 @@ def replace_by_removal() -> None:
     """Remove the file that is to be replaced by a long text."""
     whole = measure_files.write_atomic
     measure_files.write_atomic = lambda file, text: (
-        file.unlink(missing_ok=True) if len(text) > 10 else whole(file, text)
+        file.unlink(missing_ok=True) if len(text) > 100 else whole(file, text)
     )
 
 
