@@ -154,7 +154,7 @@ def test_check_shows_the_measured_file_system_and_what_it_lacks(site, project, m
     assert out.startswith(SHOWN)
     fault, late, lock = out.removeprefix(SHOWN).strip().split("\n\n")
     assert fault.startswith("fault: 3 of 40 reads")
-    assert late.startswith("warning: n2 sees changes of another host only after 61 s.")
+    assert late.startswith("warning: Changes of another host are seen only after 61 s on n2.")
     assert lock.startswith("warning: A lock (flock) of one host does not keep")
     assert asked == [("small", project, 2)]
     (project / "runs").mkdir()

@@ -127,18 +127,23 @@ def _faults(files: FileSystem) -> Iterator[Shortfall]:
 
 
 def _warnings(files: FileSystem) -> Iterator[Shortfall]:
+    late: dict[str, float | None] = {}
     for view in files.hosts:
         times = [view.seen_s[look] for look in BY_LISTING if look in view.seen_s]
         slow = [seconds for seconds in times if seconds is None or seconds > SLOW_S]
         if slow and not view.unseen:
-            slowest_s = max(files.limit_s if seconds is None else seconds for seconds in slow)
-            more = " or more" if None in slow else ""
-            yield Shortfall(
-                text=f"{view.host} sees changes of another host only after {round(slowest_s, 1):g} s{more}.",
-                remedy="A stop of the run, and new steps in `slurmddp status`, come late by this time. "
-                "Shorten the times of listings in the mount options (NFS: acdirmax; sshfs: dcache_timeout).",
-                is_fault=False,
-            )
+            late[view.host] = None if None in slow else max(filter(None, slow))
+
+    if late:
+        slowest_s = max(files.limit_s if seconds is None else seconds for seconds in late.values())
+        more = " or more" if None in late.values() else ""
+        yield Shortfall(
+            text=f"Changes of another host are seen only after {round(slowest_s, 1):g} s{more} on "
+            f"{', '.join(late)}.",
+            remedy="A stop of the run, and new steps in `slurmddp status`, may come this late. Shorten "
+            "the times of listings in the mount options (NFS: acdirmax; sshfs: dcache_timeout).",
+            is_fault=False,
+        )
 
     # Where no file can be locked at all, a file names the holder of a run's lock instead.
     if files.flock == ONE_HOST:

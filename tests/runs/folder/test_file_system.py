@@ -78,13 +78,24 @@ def test_a_need_that_is_not_met_is_a_fault(files: FileSystem, text: str) -> None
     [
         (
             seeing(seen_s={**AT_ONCE, "listing": 61.04, "removed": 30.0}),
-            "n2 sees changes of another host only after 61 s.",
-            "A stop of the run, and new steps in `slurmddp status`, come late by this time.",
+            "Changes of another host are seen only after 61 s on n2.",
+            "A stop of the run, and new steps in `slurmddp status`, may come this late.",
         ),
         (
             seeing(seen_s={**AT_ONCE, "listing": None}),
-            "n2 sees changes of another host only after 70 s or more.",
+            "Changes of another host are seen only after 70 s or more on n2.",
             "acdirmax",
+        ),
+        (
+            replace(
+                SOUND,
+                hosts=(
+                    HostView(host="n1", seen_s={**AT_ONCE, "grown": 9.0}),
+                    HostView(host="n2", seen_s={**AT_ONCE, "replaced": 31.26}),
+                ),
+            ),
+            "Changes of another host are seen only after 31.3 s on n1, n2.",
+            "dcache_timeout",
         ),
         (
             replace(SOUND, flock="one host"),

@@ -94,7 +94,7 @@ def test_a_run_folder_that_does_not_give_what_a_run_needs_fails_the_run(
     ("fault", "text"),
     [
         ("locks here alone", "A lock (flock) of one host does not keep other hosts out."),
-        ("sees changes after a touch", "n2 sees changes of another host only after 0.1 s or more."),
+        ("sees changes after a touch", "Changes of another host are seen only after 0.1 s or more on n2."),
     ],
 )
 def test_a_run_folder_that_a_run_can_cope_with_is_warned_of(run: RunFolder, fault: str, text: str) -> None:
