@@ -238,9 +238,10 @@ class _Trial:
     def _prepare(self) -> None:
         # The name of the folder is new, so that no client remembers that it did not exist.
         self._wait(lambda: (self.folder / "new").is_dir())
+        self._of(self._hosts.index).mkdir()
         for look in self._looks:
             file = self._file(self._hosts.index, look)
-            file.parent.mkdir(parents=True)
+            file.parent.mkdir()
             LOOKS[look].prepare(file)
         _write_letter(self._of(self._hosts.index) / "letters", 0)
 
@@ -345,8 +346,8 @@ class _Trial:
         locked = self.folder / "lines"
         plain = self.folder / "plain"
 
-        # Lines of other hosts may become visible late.
-        self._wait(lambda: _whole_lines(locked)[0] >= lines and _whole_lines(plain)[0] >= plain_lines)
+        # Lines of other hosts may become visible late. The plain lines were appended after them.
+        self._wait(lambda: _whole_lines(locked)[0] >= lines)
         look_again(self.folder)
         whole, broken = _whole_lines(locked)
         return lines - whole, broken, plain_lines - _whole_lines(plain)[0]

@@ -141,7 +141,8 @@ def test_one_host_without_a_feature_is_enough_to_name_it(tmp_path: Path, fault: 
 
 
 def test_a_folder_that_one_host_does_not_see_is_an_error_on_both(tmp_path: Path) -> None:
-    first, second = measured(tmp_path, folders=("", "/nowhere"))
+    missing = tmp_path / "missing"
+    first, second = measured(tmp_path, folders=("", str(missing)))
     assert first == second
-    assert "n1: " in first["error"] and "No such file or directory: '/nowhere'" in first["error"]
+    assert "n1: " in first["error"] and f"No such file or directory: '{missing}'" in first["error"]
     assert "It must have the same path on the nodes and on the login node" in first["error"]
