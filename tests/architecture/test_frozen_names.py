@@ -45,7 +45,7 @@ FLAGS = {
     "sandbox": "action",
 }
 
-CLUSTER = {"detect": "--write partitions", "check": "--json names"}
+CLUSTER = {"detect": "--write partitions", "check": "--files --json names"}
 
 SANDBOX = {
     "up": "--accounting --cpus --dir --gpus --grace --link-mbit --name --no-namespaces --nodes "
