@@ -74,7 +74,7 @@ def test_a_silent_slurm_costs_only_the_cluster_files(programs: FakePrograms, lap
     assert files(laptop / "new") == FILES
     said = capsys.readouterr().err
     assert "no cluster files were written: scontrol failed: Unable to contact slurm controller." in said
-    assert "`scontrol ping` shows if it is back" in said
+    assert "Run the command again once `scontrol ping` shows it UP" in said
 
 
 def test_a_file_is_no_folder(laptop, capsys):
