@@ -1,4 +1,4 @@
-"""Hydra's flags of `slurmddp train` and `slurmddp run`: choose config files, print the composed result."""
+"""Handle Hydra's flags of `slurmddp train` and `slurmddp run`: choose config files, print the result."""
 
 from __future__ import annotations
 

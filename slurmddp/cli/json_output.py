@@ -1,4 +1,4 @@
-"""The flag `--json`: print the result of an action as a JSON document."""
+"""Handle the flag `--json`: print the result of an action as a JSON document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The argument RUN, by which commands name an existing run or sweep."""
+"""Declare the argument RUN, by which commands name an existing run or sweep."""
 
 from __future__ import annotations
 

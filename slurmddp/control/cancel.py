@@ -194,7 +194,7 @@ def cancel_jobs(runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmCli
     jobs_of_each: list[list[str]] = []
     for (folder, ids), live in zip(runs, unrecorded, strict=True):
         recorded = [job_id for job_id in ids if job_id in known and known[job_id].may_be_of(folder.path)]
-        # squeue has forgotten a job with an error (see `JobState.error`), so there is nothing to cancel.
+        # squeue no longer knows a job with an `error` (see `JobState.error`), so it has ended.
         open_jobs = [job_id for job_id in recorded if not known[job_id].terminal and not known[job_id].error]
         jobs_of_each.append([*open_jobs, *(job_id for job_id in live if job_id not in open_jobs)])
 

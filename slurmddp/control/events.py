@@ -1,4 +1,4 @@
-"""Events that actions report while they run; the command line prints them.
+"""Define the events that actions report while they run; the command line prints them.
 
 An event that only one action reports is defined beside that action.
 """

@@ -1,4 +1,4 @@
-"""The sbatch and srun options of a job as plain values; pure.
+"""Return the sbatch and srun options of a job as plain values; pure.
 
 The submitters sbatch and submitit both use these options, so a job's request does not depend on the
 submitter.

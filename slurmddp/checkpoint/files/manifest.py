@@ -1,4 +1,4 @@
-"""The format of a checkpoint folder: its name, its manifest, and the verification of both.
+"""Define the format of a checkpoint folder, read and write its manifest, and verify its files.
 
 The module needs no torch, so that commands on the login node can list, verify and export checkpoints.
 """

@@ -42,5 +42,5 @@ def retried(action: Callable[[], T], what: str) -> T:
             log.warning("%s: %s; trying again in %g s.", what, error.strerror or error, wait_s)
         time.sleep(wait_s)
 
-    # The last call, whose error is raised.
+    # This is the last call: its error is raised.
     return action()

@@ -1,4 +1,4 @@
-"""The agent's checkpoint service: it holds the staging buffers of the node's ranks and runs the writer.
+"""Hold the staging buffers of a node's ranks and run the writer: the agent's checkpoint service.
 
 A state that a rank has copied survives the rank's death, because the agent holds the buffer. Restarted ranks
 inherit the buffers. Write requests of dead ranks stay valid. The writer is a separate process, so that the

@@ -84,7 +84,7 @@ class StateBytes:
 
     @classmethod
     def of(cls, whole: memoryview, state: StoredState) -> StateBytes:
-        """Split `whole`, the bytes from the start of the tensors to the end of `state`, into the parts."""
+        """Split `whole`, the bytes of a memory file without its header, into tensors, tree and `about`."""
         tree_at = state.tensors_bytes
         about_at = tree_at + state.tree_bytes
 

@@ -1,4 +1,4 @@
-"""The writer: a process that publishes the states of staging buffers as checkpoints, one after the other.
+"""Run the writer, a process that publishes the states of staging buffers as checkpoints, one by one.
 
 It runs without torch and outside of the training's interpreter lock. The agent starts one writer for its
 ranks; a rank without an agent starts a writer itself. The writer ends when the process that started it has

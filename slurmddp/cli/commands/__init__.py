@@ -1,1 +1,1 @@
-"""One module per command."""
+"""Define the commands of the command line, each in a module of its name."""
