@@ -192,8 +192,7 @@ def _rows(*columns: Iterable[Any]) -> list[tuple[Any, ...]]:
 def _refuse_misfit(
     function: Callable[..., Any] | str, path: str, arguments: Sequence[Any], settings: Mapping[str, Any]
 ) -> None:
-    """Raise ConfigError if the function does not accept the arguments, or a setting may be meant as an
-    argument.
+    """Raise ConfigError if the function refuses the arguments, or a setting may be meant as one.
 
     Args:
         function: the function or its import path.

@@ -1,1 +1,1 @@
-"""The code of a rank; from here on torch may be imported."""
+"""The code that runs in the ranks. Modules of this package may import torch."""
