@@ -12,6 +12,7 @@ from typing import Any
 
 from slurmddp.batch.attempt import Attempt, BatchSettings, read_settings
 from slurmddp.batch.node_exclusion import Exclusions, note_vanished
+from slurmddp.batch.requeue import leave_no_held_job
 from slurmddp.batch.slurm_job import SlurmJob, ask_at_once
 from slurmddp.environments.names import (
     ATTEMPT_VARIABLE,
@@ -59,6 +60,7 @@ def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
             f"Job {array} is an array, and its elements would all train in one run folder. Nothing was "
             "started. `slurmddp train -m` submits an array with a run for each element."
         )
+        leave_no_held_job(job)
         return EXIT_CONFIG
 
     # The submission has just changed the folder, so this host may have an old listing in its cache.
@@ -78,6 +80,7 @@ def begin(folder: RunFolder, job: SlurmJob, *, started_as: str = "") -> int:
         number = folder.claim_attempt()
     except OSError as error:
         job.log(f"Cannot write to {folder.path}/logs on {os.uname().nodename}: {error.strerror}.")
+        leave_no_held_job(job)
         return EXIT_FAILED
 
     Attempt(folder, number, settings, job.id, job.log).start(job.node_list, job.restart_count)

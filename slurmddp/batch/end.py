@@ -9,7 +9,7 @@ from slurmddp.batch import requeue_policy
 from slurmddp.batch.attempt import Attempt
 from slurmddp.batch.launch_failure import launch_failure, record
 from slurmddp.batch.node_exclusion import Exclusions
-from slurmddp.batch.requeue import leave_queue, requeue, resubmit
+from slurmddp.batch.requeue import leave_no_held_job, leave_queue, requeue, resubmit
 from slurmddp.batch.slurm_job import SlurmJob, hosts_of
 from slurmddp.errors import (
     EXIT_CONFIG,
@@ -57,7 +57,10 @@ class AttemptEnd:
             The exit code of the batch script.
         """
         try:
-            return self._conclude(self._code_before_ranks(code))
+            outcome = self._conclude(self._code_before_ranks(code))
+            if outcome.code and outcome.next != "requeue":
+                leave_no_held_job(self._job)
+            return outcome.code
         finally:
             self._await_slurm()
 
@@ -79,12 +82,12 @@ class AttemptEnd:
         log(f"The setup lines of the cluster file ended with code {code}, before any rank was started.")
         return EXIT_FAILED if code in _CODES_OF_RANKS else code
 
-    def _conclude(self, srun_code: int) -> int:
+    def _conclude(self, srun_code: int) -> requeue_policy.Outcome:
         attempt = self._attempt
         job = self._job
         job.poll_patiently()
         if attempt.folder.is_superseded(attempt.number):
-            return self.carry_out(srun_code, has_progressed=False).code
+            return self.carry_out(srun_code, has_progressed=False)
 
         self._find_failed_nodes()
         # SLURM has requeued the job and soon ends this process, so the exclusions are sent at once.
@@ -96,7 +99,7 @@ class AttemptEnd:
         unlaunched = launch_failure(attempt, job.hosts)
         if unlaunched is not None:
             record(attempt, unlaunched)
-            return self.carry_out(EXIT_UNHEALTHY_NODE, has_progressed, lost={}).code
+            return self.carry_out(EXIT_UNHEALTHY_NODE, has_progressed, lost={})
 
         failure = attempt.recorded_failure()
         agents = None
@@ -111,7 +114,7 @@ class AttemptEnd:
             job.poll_patiently()
             self._find_failed_nodes()
             code = EXIT_FAILED
-        return self.carry_out(code, has_progressed).code
+        return self.carry_out(code, has_progressed)
 
     def _find_failed_nodes(self) -> None:
         """Record the nodes that failed; set the job state to `NODE_FAIL` if a lost node ended the attempt."""

@@ -117,6 +117,23 @@ def _recorded(folder: RunFolder) -> set[str]:
     return {str(event.get("job_id")) for event in folder.readable_events()}
 
 
+def leave_no_held_job(job: SlurmJob) -> None:
+    """Keep SLURM from requeueing and holding a job that ends here with an exit code other than 0.
+
+    With an expedited requeue (`sbatch --requeue=expedite`) SLURM requeues each job whose batch script fails,
+    and holds the job unless an epilog failed as well.
+    """
+    if not job.facts:
+        job.poll()
+    has_left = job.state in (requeue_policy.REQUEUED, requeue_policy.CANCELLED)
+    if has_left or job.facts.get("ExpeditedRequeue") != "Yes":
+        return
+
+    reply = job.scontrol("update", f"JobId={job.id}", "Requeue=0")
+    if reply.code:
+        job.log(f"SLURM will hold this job; `scancel {job.id}` removes it: {reply.err.strip()}")
+
+
 def leave_queue(job: SlurmJob) -> None:
     """If SLURM has requeued the job of a run that is over, cancel the job."""
     # SLURM may have requeued the job since the last query.

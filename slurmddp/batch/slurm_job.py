@@ -184,16 +184,16 @@ class SlurmJob:
         if self.config("PreemptType") != "preempt/qos":
             return self.partition("GraceTime")
 
-        qos = self.environ.get("SLURM_JOB_QOS", "")
-        if not qos:
-            return ""
-
-        reply = self._run(["sacctmgr", "-nP", "show", "qos", qos, "format=GraceTime"])
-        if reply.code != 0:
-            return ""
-
-        grace_s = parse_seconds(reply.out.strip())
+        grace_s = parse_seconds(self._quality_of_service("GraceTime"))
         return "" if grace_s is None else str(grace_s)
+
+    def _quality_of_service(self, key: str) -> str:
+        """Return a value of the job's quality of service; empty if it is not known."""
+        name = self.environ.get("SLURM_JOB_QOS", "")
+        if not name:
+            return ""
+        reply = self._run(["sacctmgr", "-nP", "show", "qos", name, f"format={key}"])
+        return reply.out.strip() if reply.code == 0 else ""
 
     def nodes(self, names: str) -> list[dict[str, str]]:
         """Return what `scontrol show nodes` prints of each node in a host list; empty without a reply."""
@@ -206,11 +206,21 @@ class SlurmJob:
         return [facts for facts in map(parse_facts, reply.out.splitlines()) if "NodeName" in facts]
 
     def _preemption_requeues(self) -> bool:
-        """Return whether SLURM requeues a preempted job of this partition by itself."""
-        if self.facts.get("Requeue") != "1" or self.config("PreemptType") != "preempt/partition_prio":
+        """Return whether SLURM requeues this job by itself at a preemption; False if that is not known."""
+        if self.facts.get("Requeue") != "1":
             return False
-        # SLURM 26 prints two values: `PRIORITY,REQUEUE`.
-        return "REQUEUE" in self.partition("PreemptMode").split(",")
+
+        mode = ""
+        preempt_type = self.config("PreemptType")
+        if preempt_type == "preempt/partition_prio":
+            mode = self.partition("PreemptMode")
+        elif preempt_type == "preempt/qos":
+            mode = self._quality_of_service("PreemptMode")
+            # `cluster` means that the quality of service has no mode of its own.
+            if mode == "cluster":
+                mode = self.config("PreemptMode")
+        # A flag may precede the mode: `GANG,REQUEUE`, `WITHIN,REQUEUE`, since 25.05 `PRIORITY,REQUEUE`.
+        return "REQUEUE" in mode.upper().split(",")
 
     def unanswering(self, nodes: Iterable[Mapping[str, str]]) -> set[str]:
         """Return the names of the nodes whose slurmd accepts no connection."""

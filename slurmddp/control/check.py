@@ -22,6 +22,7 @@ from slurmddp.slurm.limits.finding import Finding
 from slurmddp.slurm.limits.nodes import nodes_away
 from slurmddp.slurm.limits.queries import describe
 from slurmddp.slurm.limits.site import Site, may_lift, nodes_to_ask, partitions_for
+from slurmddp.slurm.limits.site_rules import private_tmp, requeue_delay
 
 _NODES = 2
 """Nodes that measure the file system of the run folders."""
@@ -64,10 +65,12 @@ class AvoidedNode:
 
 @dataclass(frozen=True)
 class CheckedClusters:
-    """The result of `check_clusters`: findings about cluster files, nodes that runs avoid, file systems."""
+    """The result of `check_clusters`: findings on cluster files, rules of the site, nodes to avoid, file systems."""
 
     clusters: Mapping[str, tuple[Finding, ...]]
     """The findings about each cluster file, by its name; empty for a file that fits this site."""
+    rules: tuple[str, ...] = ()
+    """Rules of the site that a cluster file can't change, as sentences."""
     avoided_nodes: tuple[AvoidedNode, ...] = ()
     files: Mapping[str, FileSystem] = field(default_factory=dict)
     """The file systems of the run folders, by the name of the cluster file; only if they were measured."""

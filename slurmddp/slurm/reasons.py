@@ -22,6 +22,10 @@ _NO_QOS = (
     "the partition does not accept its quality of service",
     _AGAIN + "` with another `qos=` or `partition=`.",
 )
+_NO_PLACE = (
+    "no part of the site's network has room for it",
+    _SMALLER + " `segment` and `switches` under `sbatch:` narrow the choice of nodes.",
+)
 _USED_UP = (
     "it asks for more compute time than its account or quality of service has left",
     "Ask the site for more compute time. Or run `slurmddp cancel {run}`, then `slurmddp resume {run}` with "
@@ -83,6 +87,15 @@ _REASONS: dict[str, tuple[str, str]] = {
     ),
     "job requeued in": ("a person or the site requeued it and holds it", _HELD),
     "JobHoldMaxRequeue": ("SLURM holds it, because it was requeued more often than the site allows", _HELD),
+    "launch failure limit exceeded": ("it failed to start too often; SLURM holds it", _HELD),
+    "user env retrieval failed": (
+        "a node could not load your login environment; SLURM requeued it and holds it",
+        "Correct your shell's profile if it fails or is slow, then `scontrol release {job}`.",
+    ),
+    "License request": (
+        "the site no longer has the licences that it asks for, and SLURM holds it",
+        "Cancel it and submit it again with other `licenses`; `scontrol show licenses` lists them.",
+    ),
     # SLURM has dozens of reasons for limits of an account or a QOS, such as QOSMaxCpuPerUserLimit. The
     # first letters show what a person can do.
     "QOS": (
@@ -140,8 +153,19 @@ _REASONS: dict[str, tuple[str, str]] = {
         "its reservation is gone",
         _AGAIN + "` with another `cluster.reservation=`, or with `cluster.reservation=null` to use none.",
     ),
+    # The network topology of the site; SLURM 26.05 names what is missing.
+    "Required nodes": _NO_PLACE,
+    "No suitable topology unit": _NO_PLACE,
+    "Insufficient resources in topology unit": _NO_PLACE,
+    "Weight-based selection": _NO_PLACE,
+    "Exceeded maximum node limit during topology": _NO_PLACE,
+    "No available nodes in topology": _NO_PLACE,
     "JobArrayTaskLimit": ("as many elements of its array run as may run at the same time", _PATIENCE),
     # Other resources, and the state of SLURM itself.
+    "Constraints": ("no node fits its constraint now", _PATIENCE),
+    "MaxPoweredUpNodes": ("as many nodes are switched on as the site allows at once", _SMALLER),
+    "MpiPortsBusy": ("other jobs use all ports that the site gives to MPI jobs", _PATIENCE),
+    "NvidiaImexChannels": ("other jobs use all IMEX channels, over which GPUs share memory", _PATIENCE),
     "Licenses": ("it waits for a licence", _PATIENCE),
     "Reservation": ("its reservation has not begun", _PATIENCE),
     "SchedDefer": ("SLURM's scheduler has not considered it yet, but will in its next cycle", _PATIENCE),

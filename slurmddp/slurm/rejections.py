@@ -14,7 +14,7 @@ _TRANSIENT = re.compile(
     r"|Slurm backup controller in standby mode"
     r"|Transport endpoint is not connected|Connection (?:refused|reset by peer|timed out)"
     r"|Resource temporarily unavailable|Unable to create job record, try again"
-    r"|Job update not available right now, the DB index is being set, try again in a bit for job \S+)"
+    r"|Job update not available right now, the DB index is being set, try again in a bit(?: for job \S+)?)"
     r"(?: \([^)]*\))?\.?$",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -79,6 +79,16 @@ _HINTS: tuple[tuple[str, str], ...] = (
         r"configuration source|slurm\.conf",
         "This machine has SLURM's programs, but belongs to no cluster: go to a login node, start a SLURM "
         "here with `slurmddp sandbox up`, or train here with launcher=local.",
+    ),
+    (
+        r"--segment=\d+ does not fit",
+        "The sum of nodes and spare nodes must be a multiple of `segment` in the cluster file: change nodes= "
+        "or spare_nodes=.",
+    ),
+    (
+        r"--?requeue'? doesn't allow an argument|requested operation not supported on this system",
+        "If the cluster file has `requeue: expedite` under `sbatch:`, remove it: expedited requeues need "
+        "SLURM 25.11 and a site that allows them (SlurmctldParameters=enable_expedited_requeue).",
     ),
     (
         r"wckey",

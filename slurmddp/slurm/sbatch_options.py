@@ -22,7 +22,7 @@ _OWN_KEYS = {
     "constraint": "constraint", "reservation": "reservation", "cpus-per-task": "cpus_per_node=",
     "gpus-per-node": "gpus_per_node=", "mem": "mem_gb=", "mem-per-cpu": "mem_gb= and mem_request",
     "mem-per-gpu": "mem_gb= and mem_request", "job-name": "name=",
-    "signal": "policy.signal_lead_s=", "requeue": "policy.requeue=",
+    "signal": "policy.signal_lead_s=", "requeue": "policy.requeue= (or the value `expedite`)",
     "no-requeue": "policy.requeue=", "no-kill": "spare_nodes= or elastic=",
 }  # fmt: skip
 """Options of sbatch that slurmddp writes itself, each with the key of the configuration that sets it."""
@@ -90,16 +90,16 @@ def sbatch_options(job: Job) -> dict[str, Option]:
         "open-mode": "append",
         "output": _output(job),
         "signal": f"USR2@{_signal_lead(job)}",
-        "requeue" if job.policy.requeue else "no-requeue": True,
+        **_requeue(job),
         **_gpus(job),
         **_memory(job),
     }
     kept = {name: value for name, value in options.items() if value is not None and value != ""}
     taken = set(kept) | _RESERVED
 
+    given = {name: value for name, value in cluster.sbatch.items() if not _is_expedited_requeue(name, value)}
     # Some sites demand that a job omits `ntasks` or `ntasks-per-node`. For them, `false` under `sbatch:`
     # removes the option.
-    given = dict(cluster.sbatch)
     for name in [name for name, value in given.items() if value is False and _long_name(name) in _SHAPE]:
         del given[name]
         del kept[_long_name(name)]
@@ -170,6 +170,21 @@ def _signal_lead(job: Job) -> int:
     return lead
 
 
+def _requeue(job: Job) -> dict[str, Option]:
+    """Return the option that allows or forbids requeues of the job."""
+    if not job.policy.requeue:
+        return {"no-requeue": True}
+    # Where the site allows it, an expedited requeue (SLURM 25.11) starts the job again without a delay.
+    if any(_is_expedited_requeue(name, value) for name, value in job.cluster.sbatch.items()):
+        return {"requeue": "expedite"}
+    return {"requeue": True}
+
+
+def _is_expedited_requeue(key: str, value: Option) -> bool:
+    """Return whether a key under `sbatch:` is `requeue: expedite`, the only value that `requeue` may have."""
+    return _long_name(key) == "requeue" and value == "expedite"
+
+
 def _gpus(job: Job) -> dict[str, Option]:
     """Return the option of sbatch that asks for the GPUs of each node; empty if the job asks for none."""
     gpus = job.resources.gpus_per_node
@@ -228,14 +243,18 @@ def _refuse_other_gpus(job: Job, given: Mapping[str, Option]) -> None:
     """Raise ConfigError if `given` requests GPUs with another option than the one that slurmddp writes."""
     for key, value in given.items():
         name = _long_name(key)
-        names_gpus = re.search(r"(?:^|[,/:])gpu(?:$|[,:=])", str(value)) is not None
-        is_second = name in _GPU_SHARES or (name in _RESOURCE_LISTS and names_gpus)
+        is_second = name in _GPU_SHARES or (name in _RESOURCE_LISTS and lists_gpus(value))
         if is_second and value is not False and _gpus(job):
             raise ConfigError(
                 f"cluster.sbatch sets {name}, and the job already asks for its GPUs with "
                 f"{' '.join(f'--{option}={amount}' for option, amount in _gpus(job).items())}.",
                 hint="Set gpu_request: none in the cluster file if the site wants the other option.",
             )
+
+
+def lists_gpus(value: Option | None) -> bool:
+    """Return whether a list of resources, such as the value of `--gres`, contains GPUs."""
+    return re.search(r"(?:^|[,/:])gpu(?:$|[,:=])", str(value)) is not None
 
 
 def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[str]) -> dict[str, Option]:

@@ -22,7 +22,7 @@ from slurmddp.environments.srun_options import STEP_OPTIONS
 from slurmddp.errors import ConfigError
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.job_script import job_name
-from slurmddp.slurm.sbatch_options import Option, sbatch_options, srun_options
+from slurmddp.slurm.sbatch_options import Option, lists_gpus, sbatch_options, srun_options
 from slurmddp.templates import template
 
 _OF_A_TASK = (
@@ -102,7 +102,7 @@ def settings(job: Job) -> dict[str, object]:
         "on_event": [*policy.on_event],
         "python": job.python,
         "stage": job.cluster.stage or "",
-        "unset": _inherited(job),
+        "unset": _misleading(job),
     }
 
 
@@ -149,7 +149,7 @@ def _exports(job: Job) -> list[str]:
     return [_export(name, value) for name, value in sorted(job.cluster.env.items())]
 
 
-def _inherited(job: Job) -> list[str]:
+def _misleading(job: Job) -> list[str]:
     """Return the variables that the batch script must unset, because srun would read options from them.
 
     A job that is submitted inside another job inherits the other job's variables. SLURM overwrites the
@@ -160,6 +160,9 @@ def _inherited(job: Job) -> list[str]:
     variables = [f"SLURM_{name.upper().replace('-', '_')}" for name in names]
     if "mem" not in options:
         variables.append("SLURM_MEM_PER_NODE")
+    # This variable is SLURM's own, but beside it srun of SLURM 26.05 accepts no --gres with GPUs.
+    if lists_gpus(srun_options(job).get("gres")):
+        variables.append("SLURM_GPUS_PER_NODE")
     return variables
 
 

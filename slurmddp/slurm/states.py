@@ -29,6 +29,9 @@ STARTED_BY_A_PERSON = (
     "JobHoldMaxRequeue",
     "job requeued in",
     "launch failed requeued held",
+    "launch failure limit exceeded",
+    "user env retrieval failed",
+    "License request",
     "DependencyNeverSatisfied",
 )
 """Beginnings of SLURM's reasons for jobs that wait until a person releases or changes them."""

@@ -208,7 +208,7 @@ def test_where_a_qos_is_preempted_its_grace_counts_and_not_the_grace_of_the_part
 ) -> None:
     run.slurm.config = "KillWait                = 30 sec\nPreemptType             = preempt/qos\n"
     run.slurm.partition = PARTITION
-    run.slurm.qos_grace = answer
+    run.slurm.qos = {"GraceTime": answer} if answer else {}
     run.begin(SLURM_JOB_PARTITION="low", SLURM_JOB_QOS="cheap")
     assert limits(run)["PREEMPT_GRACE_S"] == grace
     assert run.slurm.of("sacctmgr", "cheap")

@@ -8,11 +8,13 @@ from slurmddp.batch.attempt import read_settings
 from slurmddp.slurm.command import CommandResult
 from support.slurm.batch_run import (
     ENDING,
+    FINISH,
     RUNNING,
     STOP,
     STOP_ASKED,
     TRAIN,
     Run,
+    Step,
     exits,
     records,
     refused,
@@ -208,3 +210,44 @@ def test_when_slurm_takes_neither_the_run_says_that_nothing_will_start_it(run: R
     assert run.end == ("stopped", "none")
     assert f"slurmddp resume {run.folder.name}" in run.log()
     assert "sbatch: error: no" in run.log()
+
+
+# --- Expedited requeues: SLURM requeues each script that fails, and holds the job ---
+
+EXPEDITED = f"{RUNNING} ExpeditedRequeue=Yes"
+NO_MORE = "update JobId=41 Requeue=0"
+
+
+@pytest.mark.parametrize(
+    ("job", "step", "asked"),
+    [
+        (EXPEDITED, exits(1), [NO_MORE]),
+        (EXPEDITED, STOP_ASKED + STOP, [NO_MORE]),
+        (EXPEDITED.replace("Requeue=1", "Requeue=0"), STOP, [NO_MORE, "sbatch"]),
+        (EXPEDITED, STOP, ["requeue 41"]),
+        (EXPEDITED, FINISH, []),
+        (EXPEDITED.replace("RUNNING", "CANCELLED"), STOP, []),
+        (EXPEDITED.replace("Restarts=0", "Restarts=1"), exits(1), []),
+        (RUNNING, exits(1), []),
+    ],
+    ids=["failed", "stopped", "resubmitted", "requeued", "finished", "cancelled", "by slurm", "no expedite"],
+)
+def test_no_held_job_is_left_by_an_expedited_requeue(
+    run: Run, job: str, step: Step, asked: list[str]
+) -> None:
+    run.slurm.job = job
+    run.start(step)
+    assert run.asked() == asked
+
+
+def test_a_job_that_starts_nothing_is_not_left_held_either(run: Run) -> None:
+    run.slurm.job = EXPEDITED
+    assert run.begin(SLURM_ARRAY_JOB_ID="40") != 0
+    assert run.asked() == [NO_MORE]
+
+
+def test_a_job_that_slurm_would_hold_all_the_same_is_reported(run: Run) -> None:
+    run.slurm.job = EXPEDITED
+    run.slurm.on["update"] = lambda: refused("Access/permission denied")
+    run.start(exits(1))
+    assert "`scancel 41` removes it: Access/permission denied" in run.log()

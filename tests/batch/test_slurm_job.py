@@ -96,7 +96,7 @@ def test_a_job_that_was_cancelled_with_scancel_stays_cancelled(run: Run, job: st
         (1, "preempt/partition_prio", "GANG,REQUEUE", ("cancelled", "none")),
         (1, "preempt/partition_prio", "CANCEL", ("stopped", "requeue")),
         (1, "preempt/partition_prio", "PRIORITY,CANCEL", ("stopped", "requeue")),
-        (1, "preempt/qos", "REQUEUE", ("stopped", "requeue")),  # the QOS may say otherwise
+        (1, "preempt/partition_prio", "WITHIN,REQUEUE", ("cancelled", "none")),
         (0, "preempt/partition_prio", "REQUEUE", ("stopped", "resubmit")),  # SLURM cancels those
     ],
 )
@@ -108,6 +108,29 @@ def test_a_scancel_during_the_grace_of_a_preemption_is_one(
     run.slurm.config = f"PreemptMode             = REQUEUE\nPreemptType             = {kind}\n"
     run.slurm.partition = f"{PARTITION} PreemptMode={mode}\n"
     run.start(step, SLURM_JOB_PARTITION="low")
+    assert run.end == expected
+
+
+@pytest.mark.parametrize(
+    ("of_qos", "of_all", "expected"),
+    [
+        ("requeue", "CANCEL", ("cancelled", "none")),
+        ("priority,requeue", "CANCEL", ("cancelled", "none")),  # from SLURM 25.05 on
+        ("cancel", "REQUEUE", ("stopped", "requeue")),
+        ("cluster", "REQUEUE", ("cancelled", "none")),
+        ("cluster", "GANG,REQUEUE", ("cancelled", "none")),
+        ("cluster", "CANCEL", ("stopped", "requeue")),
+        (None, "REQUEUE", ("stopped", "requeue")),  # the database does not answer
+    ],
+)
+def test_where_a_qos_is_preempted_its_mode_shows_what_ended_the_job_in_the_grace_time(
+    run: Run, of_qos: str | None, of_all: str, expected: tuple[str, str]
+) -> None:
+    run.slurm.job = ENDING + IN_GRACE
+    run.slurm.config = f"PreemptMode             = {of_all}\nPreemptType             = preempt/qos\n"
+    run.slurm.partition = f"{PARTITION} PreemptMode=CANCEL\n"
+    run.slurm.qos = {} if of_qos is None else {"PreemptMode": of_qos}
+    run.start(STOP, SLURM_JOB_PARTITION="low", SLURM_JOB_QOS="cheap")
     assert run.end == expected
 
 

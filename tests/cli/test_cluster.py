@@ -26,6 +26,7 @@ TOO_MANY = (
     'Requested node configuration is not available" >&2; exit 1; fi\n'
 )
 """What sbatch says of more nodes than the partition gives."""
+DELAY = "A requeued job waits 120 s at least (SLURM's default)."
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_detect_writes_files_that_check_accepts_and_changes_none(site, project, 
     ]
     assert kept.read_text() == "name: cpu\npartition: cpu\n"
     assert main(["cluster", "check", "gpu", "cpu"]) == 0
-    assert capsys.readouterr().out == "gpu: fits this site\ncpu: fits this site\n"
+    assert capsys.readouterr().out == f"gpu: fits this site\ncpu: fits this site\n{DELAY}\n"
 
 
 def test_detect_names_a_near_partition(site, capsys):
@@ -94,7 +95,24 @@ def test_check_names_the_nodes_that_new_runs_avoid_and_how_to_end_that(site, pro
     assert f": srun reported its failure (run {first.name})\n" in out
     shared_file().unlink()
     assert main(["cluster", "check", "small"]) == 0
-    assert capsys.readouterr().out == "small: fits this site\n"
+    assert capsys.readouterr().out == f"small: fits this site\n{DELAY}\n"
+
+
+def test_check_and_detect_name_the_rules_of_the_site_on_requeues_and_private_folders(site, project, capsys):
+    newer = "SchedulerParameters     = bf_interval=1,requeue_delay=7\nNamespaceType = namespace/tmpfs\n"
+    site.write("config", sites.CONFIG.replace("accounting_storage/slurmdbd", "(null)") + newer)
+    rules = [
+        "A requeued job waits 7 s at least (SchedulerParameters=requeue_delay).",
+        "Each job has a /tmp and a /dev/shm of its own (NamespaceType=namespace/tmpfs), so ",
+    ]
+    assert main(["cluster", "check", "small"]) == 0
+    fits, *shown = capsys.readouterr().out.splitlines()
+    assert fits == "small: fits this site"
+    assert [line[: len(rule)] for line, rule in zip(shown, rules, strict=True)] == rules
+    assert main(["cluster", "check", "small", "--json"]) == 0
+    assert from_json(CheckedClusters, json.loads(capsys.readouterr().out)).rules == tuple(shown)
+    assert main(["cluster", "detect", "gpu"]) == 0
+    assert "".join(f"# {line}\n" for line in shown) in capsys.readouterr().out
 
 
 LATE = HostView(

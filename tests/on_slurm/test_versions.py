@@ -1,7 +1,8 @@
-"""Differences between SLURM 22.05 and 24.11, and equal results on both; docs/cluster.md has the table."""
+"""Differences between SLURM 22.05, 24.11 and 26.05, and equal results; docs/cluster.md has the table."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -13,9 +14,11 @@ import pytest
 from slurmddp.environments.detect import detect
 from slurmddp.environments.scrub import scrub
 from slurmddp.slurm.client import SlurmClient
+from slurmddp.slurm.reasons import explain
 from slurmddp.slurm.rejections import hint_for
 from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.stub_runs import ENDLESS, Start
+from support.slurm.train_project import Command, make_project
 from support.slurm.versions import by_version
 
 pytestmark = pytest.mark.slurm
@@ -113,3 +116,41 @@ def test_a_script_submitted_inside_a_job_gets_the_cpus_of_its_own_job(
     assert done.returncode == 0, done.stderr
     first.wait(lambda: first.ends()[-1] == ("finished", "none"), "end of the second job")
     assert "CPUs none of 4\n" in (first.folder.log_dir(1) / "node-0.log").read_text()
+
+
+NO_WAIT = {"None", "InvalidReason", "NonZeroExitCode", "RaisedSignal", "TimeLimit", "InactiveLimit"}
+NO_WAIT |= {"InvaildReason", "OutOfMemory", "BlockFreeAction", "BlockMaxError"}
+"""Reasons of jobs that have ended, of machines that are gone, and of numbers without a reason."""
+NEW_REASONS = {"MaxPoweredUpNodes", "MpiPortsBusy", "NvidiaImexChannels"}
+
+
+def all_reasons() -> set[str]:
+    """Return the names of all reasons that the installed SLURM knows, by its own library."""
+    (library,) = Path("/usr/lib").glob("*/slurm-wlm/libslurmfull.so")
+    name = by_version("slurm_job_reason_string", "slurm_job_state_reason_string")
+    function = getattr(ctypes.CDLL(str(library)), name)
+    function.restype = ctypes.c_char_p
+    return {function(number).decode() for number in range(250)}
+
+
+def test_every_reason_for_which_a_job_waits_is_explained() -> None:
+    # For a number without a reason 22.05 returns the number, and newer versions return `InvalidReason`.
+    reasons = {reason for reason in all_reasons() if not reason.isdigit()} - NO_WAIT
+    assert len(reasons) > 150
+    assert reasons & NEW_REASONS == by_version(set(), NEW_REASONS - {"NvidiaImexChannels"}, NEW_REASONS)
+    quoted = {why for reason in reasons if "reason is" in (why := explain(reason, run="gpt", job_id="7")[0])}
+    assert not quoted
+
+
+def test_a_step_may_ask_for_some_of_the_gpus_of_its_job(sandbox: FaultySandbox, tmp_path: Path) -> None:
+    """srun of 26.05 refuses --gres beside the variable of --gpus-per-node, so the script removes it."""
+    step = ("srun", "--mpi=none", "--gres=gpu:1", "true")
+    done = run(sandbox, "salloc", "-N1", "--gpus-per-node=2", *step)
+    assert ("mutually exclusive" in done.stderr) == by_version(False, False, True), done.stderr
+
+    project = make_project(tmp_path / "project")
+    (project / "show.py").write_text("import os\nprint('GPUs', os.environ['CUDA_VISIBLE_DEVICES'])\n")
+    resources = ["nodes=1", "ranks_per_node=1", "cluster.gpus_per_node=2", "+cluster.srun.gres=gpu:1"]
+    shown = Command(project, sandbox.environment()).submit("gres", "program.script=show.py", *resources)
+    shown.wait_finished()
+    assert "GPUs 0\n" in (shown.folder / "logs/attempt-0/rank-0.log").read_text()

@@ -24,6 +24,7 @@ FAILED = "sbatch: error: Batch job submission failed: "
         "sacct: error: Sending PersistInit msg: Connection refused",
         "Unable to contact slurm controller (connect failure).",
         "Job update not available right now, the DB index is being set, try again in a bit for job 4",
+        "4_[2]: Job update not available right now, the DB index is being set, try again in a bit",
     ],
 )
 def test_an_answer_that_did_not_come_may_come_later(text: str) -> None:
@@ -71,6 +72,12 @@ def test_a_refusal_is_final_whatever_words_a_site_adds(text: str) -> None:
         ("slurm_load_node: Access/permission denied", "PrivateData"),
         ("scancel: error: Kill job error on job id 7: Access/permission denied", "owner of the job"),
         (f"{FAILED}Unspecified error", "SLURM's own words"),
+        (
+            "sbatch: fatal: --segment=2 does not fit the job size (3): node count must be evenly divisible",
+            "change nodes= or spare_nodes=",
+        ),
+        ("sbatch: option '--requeue' doesn't allow an argument", "`requeue: expedite`"),
+        (f"{FAILED}Requested operation not supported on this system", "`requeue: expedite`"),
     ],
 )
 def test_the_hint_fits_what_slurm_says(text: str, words: str) -> None:

@@ -148,6 +148,7 @@ def test_what_a_site_does_not_want_is_left_out(changes: dict[str, object]) -> No
         ({"sbatch": {"nodes": 4}}, "nodes= instead"),
         ({"sbatch": {"time": "1:00"}}, "time_limit= instead"),
         ({"sbatch": {"output": "x"}}, "Remove it there"),
+        ({"sbatch": {"requeue": True}}, "or the value `expedite`"),
         ({"sbatch": {"ntasks": 4}}, "which slurmddp writes itself"),
         ({"sbatch": {"export": "NONE"}}, "under `env:` in the cluster file"),
         ({"sbatch": {"chdir": "/scratch"}}, "ranks start in the folder of the command"),
@@ -213,6 +214,13 @@ def test_a_job_names_its_tasks_in_both_ways_and_a_site_may_forbid_one() -> None:
     for name in ("ntasks", "ntasks_per_node"):
         left = sbatch_options(make_job(sbatch={name: False}))
         assert {"ntasks", "ntasks-per-node"} - set(left) == {name.replace("_", "-")}
+
+
+def test_a_cluster_file_may_ask_for_expedited_requeues() -> None:
+    expedited = {"--requeue": "expedite"}
+    assert "requeue=expedite" in header(make_job(sbatch=expedited))
+    never = header(make_job(sbatch=expedited, requeue=False))
+    assert "no-requeue" in never and "requeue=expedite" not in never
 
 
 def test_a_site_with_another_way_to_ask_for_gpus_gets_it() -> None:

@@ -110,7 +110,7 @@ def _detect(names: Sequence[str], *, write: bool) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Print in what each cluster file differs from this site, and the nodes that new runs avoid.
+    """Print in what each cluster file differs from this site, the site's rules, and the nodes to avoid.
 
     Returns:
         `EXIT_CONFIG` if a cluster file does not fit this site, or a run can't work in the file system of its
@@ -129,6 +129,8 @@ def _check(args: argparse.Namespace) -> int:
             if name in result.files:
                 _print_files(result.files[name])
 
+        for rule in result.rules:
+            print(rule)
         _print_avoided(result.avoided_nodes)
 
     unusable = any(shortfall.is_fault for files in result.files.values() for shortfall in files.shortfalls)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from slurmddp.slurm.limits.nodes import NodeGroup, gib, is_slice
 from slurmddp.slurm.limits.partitions import Partition
 from slurmddp.slurm.limits.site import Site
+from slurmddp.slurm.limits.site_rules import private_tmp, requeue_delay
 from slurmddp.slurm.units import render_minutes
 
 LONGEST_MIN = 24 * 60
@@ -72,6 +73,8 @@ def _head(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> list[
         f"# Partition {partition.name} of {cluster}, drafted by `slurmddp cluster detect`.",
         f"# Nodes: {'; '.join(kinds)}.",
         f"# {_preemption(partition, site)}",
+        f"# {requeue_delay(site.config)}",
+        *(f"# {rule}" for rule in [private_tmp(site.config)] if rule),
     ]
 
 

@@ -106,6 +106,7 @@ def check(job: Job, site: Site, *, nodes_key: str = "nodes", jobs: int = 1) -> l
     """
     findings = partitions.check(job, partitions_for(job, site), site.groups, nodes_key=nodes_key)
     findings += _gpu_request(job, site)
+    findings += _segments(job, nodes_key)
     if site.accounting is not None:
         candidates = partitions.chosen(job, site.partitions)
         of_partitions = [partition.qos for partition in candidates if partition.qos]
@@ -129,6 +130,10 @@ def at_largest_size(job: Job) -> Job:
     largest = job.cluster.max_nodes
     if largest is None:
         return job
+    # A smaller job may fit if the largest one is no multiple of `segment`.
+    segment = _segment(job)
+    if segment and largest > segment:
+        largest -= largest % segment
     return replace(job, resources=replace(job.resources, nodes=largest, spare_nodes=0))
 
 
@@ -147,5 +152,35 @@ def _gpu_request(job: Job, site: Site) -> list[Finding]:
             value="gpus-per-node",
             site=f"this SLURM has SelectType={plugin}, which does not know --gpus-per-node",
             remedy="Set gpu_request: gres in the cluster file.",
+        )
+    ]
+
+
+def _segment(job: Job) -> int:
+    """Return the number of nodes in a segment (`sbatch --segment`); 0 if the job asks for none."""
+    size = str(job.cluster.sbatch.get("segment", ""))
+    return int(size) if size.isdigit() else 0
+
+
+def _segments(job: Job, nodes_key: str) -> list[Finding]:
+    """Return a finding if the job is larger than one segment, and no multiple of it."""
+    segment = _segment(job)
+    nodes = job.resources.all_nodes
+    if not segment or nodes <= segment or not nodes % segment:
+        return []
+
+    spare = job.resources.spare_nodes
+    fewer = nodes - nodes % segment
+    remedy = f"Use spare_nodes={spare + fewer + segment - nodes} for {fewer + segment} nodes in all"
+    if fewer >= job.resources.nodes:
+        remedy += f", or spare_nodes={fewer - job.resources.nodes} for {fewer}"
+    elif fewer > spare:
+        remedy += f", or {nodes_key}={fewer - spare} for {fewer}"
+    return [
+        Finding(
+            key="spare_nodes" if spare else nodes_key,
+            value=str(spare or job.resources.nodes),
+            site=f"segment={segment} does not divide the {nodes} nodes of the job",
+            remedy=f"{remedy}.",
         )
     ]

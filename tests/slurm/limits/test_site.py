@@ -10,7 +10,7 @@ from slurmddp.slurm.command_output import parse_facts
 from slurmddp.slurm.limits import accounting
 from slurmddp.slurm.limits.accounting import parse_associations, parse_qualities
 from slurmddp.slurm.limits.nodes import parse_groups, without_reserved
-from slurmddp.slurm.limits.site import check, check_cluster, may_lift
+from slurmddp.slurm.limits.site import at_largest_size, check, check_cluster, may_lift
 from support.slurm.sites import CONFIG, NODES, site
 from support.slurm.slurm_jobs import make_job
 
@@ -236,3 +236,29 @@ def test_a_cluster_file_is_checked_at_its_largest_size() -> None:
     (found,) = check_cluster(make_job(max_nodes=5, nodes=1), site())
     assert (found.key, found.value) == ("max_nodes", "5")
     assert check_cluster(make_job(max_nodes=4, nodes=1), site()) == []
+
+
+SEGMENTS_OF_2 = {"segment": 2}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "spare", "found"),
+    [
+        (1, 0, ""),  # smaller than a segment: SLURM ignores it
+        (4, 0, ""),
+        (3, 1, ""),
+        (2, 1, "spare_nodes=1: segment=2 does not divide the 3 nodes of the job. "
+               "Use spare_nodes=2 for 4 nodes in all, or spare_nodes=0 for 2."),
+        (3, 0, "nodes=3: segment=2 does not divide the 3 nodes of the job. "
+               "Use spare_nodes=1 for 4 nodes in all, or nodes=2 for 2."),
+    ],
+)  # fmt: skip
+def test_nodes_and_spare_nodes_fill_segments(nodes: int, spare: int, found: str) -> None:
+    job = make_job(nodes=nodes, spare_nodes=spare, partition="cpu", sbatch=SEGMENTS_OF_2)
+    assert " ".join(map(str, check(job, site()))) == found
+
+
+def test_the_largest_job_of_a_cluster_file_fills_segments() -> None:
+    job = make_job(partition="cpu", max_nodes=5, sbatch=SEGMENTS_OF_2)
+    assert at_largest_size(job).resources.nodes == 4
+    assert check_cluster(job, site()) == []

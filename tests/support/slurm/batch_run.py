@@ -110,8 +110,8 @@ class FakeSlurm:
         self.job = RUNNING
         """Reply of `scontrol show job`; `down`: no reply."""
         self.nodes = self.config = self.partition = ""
-        self.qos_grace = ""
-        """Reply of `sacctmgr show qos`; empty: no reply."""
+        self.qos: dict[str, str] = {}
+        """Replies of `sacctmgr show qos` by field, such as `GraceTime`; an absent field gets no reply."""
         self.silence = ""
         self.refusal = ""
         """Error text with which sbatch refuses; empty: it accepts the job."""
@@ -169,9 +169,10 @@ class FakeSlurm:
         return CommandResult(0, {"config": self.config, "partition": self.partition}[what])
 
     def _sacctmgr(self, arguments: list[str], environ: Mapping[str, str]) -> CommandResult:
-        if not self.qos_grace:
+        value = self.qos.get(arguments[-1].removeprefix("format="))
+        if value is None:
             return CommandResult(1, err="sacctmgr: error: Connection refused")
-        return CommandResult(0, f"{self.qos_grace}\n")
+        return CommandResult(0, f"{value}\n")
 
     def _squeue(self, arguments: list[str], environ: Mapping[str, str]) -> CommandResult:
         if self.silent_queue:
