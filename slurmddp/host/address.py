@@ -76,7 +76,9 @@ def not_here(info: RankInfo, addresses: list[Address]) -> MismatchError:
         f"Rank 0 runs on {socket.gethostname()}, but {master_name(info)!r} is "
         f"{', '.join(address.text for address in addresses)}, which is not an address of this machine.",
         hint="Set SLURMDDP_MASTER_ADDR to an address of rank 0's node, or correct /etc/hosts or DNS. With "
-        "`--distribution=arbitrary` (SLURM_HOSTFILE) rank 0 need not be on the first node: omit that option.",
+        "`--distribution=arbitrary` (SLURM_HOSTFILE), and where SLURM 26.05 orders tasks by the topology of "
+        "the network, rank 0 need not be on the first node: use `srun --distribution=plane=N` for N tasks on "
+        "each node.",
     )
 
 

@@ -9,11 +9,15 @@ from dataclasses import replace
 import pytest
 
 from slurmddp.environments.detect import detect
+from slurmddp.environments.hostlist import expand
 from slurmddp.environments.scrub import scrub
 from slurmddp.errors import MismatchError
 from slurmddp.training.device.choice import choose_device
 from slurmddp.training.device.visible_devices import visible_names
 from support import TESTS
+from support.slurm.sandboxes import bring_back
+from support.slurm.train_project import Command, make_project
+from support.slurm.versions import by_version
 
 pytestmark = pytest.mark.slurm
 
@@ -126,3 +130,69 @@ def test_rank_zero_away_from_the_first_node_is_refused_and_a_given_address_helps
         given["SLURMDDP_MASTER_ADDR"] = sandbox.nodes[1]
     found = probes(run(sandbox, *command, **given))
     assert [rank["total"] for rank in found] == [3.0, 3.0]
+
+
+TREE = "SwitchName=s1 Nodes={1},{2}\nSwitchName=s2 Nodes={0}\nSwitchName=top Switches=s1,s2\n"
+SEVERAL = """---
+- topology: switches
+  cluster_default: true
+  tree:
+    switches:
+      - {{switch: top, children: "s[1-2]"}}
+      - {{switch: s1, nodes: "{1},{2}"}}
+      - {{switch: s2, nodes: "{0}"}}
+- topology: alphabet
+  cluster_default: false
+  flat: {{alpha_step_rank: true}}
+"""
+"""Only 26.05 has topologies for single partitions, and among them one that orders tasks by names of nodes."""
+
+
+@pytest.fixture
+def switches(sandbox):
+    """A network on whose first switch the second and third node are; in `high` 26.05 orders tasks by name."""
+    conf = sandbox.root / "slurm.conf"
+    before = conf.read_text()
+    name = by_version("topology.conf", "topology.conf", "topology.yaml")
+    plugin = by_version("TopologyPlugin=topology/tree", "TopologyPlugin=topology/tree", "")
+    topology = sandbox.root / name
+    topology.write_text(by_version(TREE, TREE, SEVERAL).format(*sandbox.nodes))
+    own = by_version("", "", " Topology=alphabet")
+    high = before.replace("PartitionName=high", f"PartitionName=high{own}")
+    conf.write_text(f"{high}{plugin}\nTopologyParam=SwitchAsNodeRank\n")
+    sandbox.restart_controller()
+    bring_back(sandbox)
+    yield
+    topology.unlink()
+    conf.write_text(before)
+    sandbox.restart_controller()
+
+
+def test_nodes_of_one_switch_follow_each_other(sandbox, places, switches):
+    found = places.read(run(sandbox, *SRUN, "-N3", "-n3", places.output, *SHOW))
+    first, second, third = sandbox.nodes
+    assert [info.hosts for info in found] == [(second, third, first)] * 3
+    assert [(info.rank, info.node_rank) for info in found] == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_tasks_that_do_not_follow_the_nodes_are_refused_and_the_advice_helps(sandbox, switches):
+    step = [*SRUN, "-p", "high", "-N3", "-n3"]
+    done = run(sandbox, *step, "--distribution=block", sys.executable, str(PROBE))
+    if by_version(False, False, True) and sandbox.plan.namespaces:
+        assert done.returncode != 0
+        assert "Rank 0 runs on" in done.stderr and "--distribution=plane=N" in done.stderr
+    else:
+        assert [rank["total"] for rank in probes(done)] == [6.0] * 3
+    found = probes(run(sandbox, *step, "--distribution=plane=1", sys.executable, str(PROBE)))
+    assert [rank["total"] for rank in found] == [6.0] * 3
+
+
+def test_a_run_trains_whatever_the_order_of_its_tasks(sandbox, switches, tmp_path):
+    """Its agents take their numbers from the nodes, and not from the tasks."""
+    command = Command(make_project(tmp_path), sandbox.environment())
+    own = ["nodes=3", "ranks_per_node=1", "cluster.partition=high", "+cluster.sbatch.distribution=block"]
+    trained = command.submit("order", *own, "train.steps=3")
+    trained.wait_finished()
+    (started,) = trained.events("started")
+    first, second, third = sandbox.nodes
+    assert expand(started["nodes"]) == (second, third, first)
