@@ -9,6 +9,7 @@ from slurmddp.errors import SlurmddpError, SlurmError
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus, status
+from slurmddp.settings.spec import Job
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.limits.finding import Finding
 
@@ -68,15 +69,18 @@ def _wait(folder: RunFolder, run: RunStatus, slurm: SlurmClient) -> Wait | None:
             reason=job.reason,
             start=job.start,
             ahead=slurm.jobs_ahead(run.job_id),
-            limits=_limits(folder, slurm),
+            limits=_limits(folder, run.job_id, slurm),
         )
     except SlurmError:
         # No error is raised, because `state` and `detail` of the run report that SLURM does not answer.
         return None
 
 
-def _limits(folder: RunFolder, slurm: SlurmClient) -> tuple[Finding, ...]:
-    """Return the limits of the site that a run's job exceeds; empty if its configuration is unreadable."""
+def _limits(folder: RunFolder, job_id: str, slurm: SlurmClient) -> tuple[Finding, ...]:
+    """Return the limits of the site that a run's job exceeds, and licences that SLURM has dropped from it.
+
+    Empty if the configuration of the run is unreadable.
+    """
     from slurmddp.config.resume_changes import job_of_run
     from slurmddp.slurm.limits.queries import describe
     from slurmddp.slurm.limits.site import check
@@ -84,6 +88,27 @@ def _limits(folder: RunFolder, slurm: SlurmClient) -> tuple[Finding, ...]:
     # Another version of slurmddp may have written the configuration. If it is unreadable, only the limits
     # are missing in the explanation.
     with suppress(SlurmddpError):
-        return tuple(check(job_of_run(folder), describe(slurm).with_empty_queue()))
+        job = job_of_run(folder)
+        exceeded = check(job, describe(slurm).with_empty_queue())
+        return (*exceeded, *_dropped_licences(job, job_id, slurm))
 
     return ()
+
+
+def _dropped_licences(job: Job, job_id: str, slurm: SlurmClient) -> list[Finding]:
+    """Return a finding if SLURM no longer has the licences that a job asks for; else an empty list.
+
+    The first releases of SLURM 25.05 drop them at a requeue, and then start the job without them.
+    """
+    licences = job.cluster.sbatch.get("licenses")
+    facts = slurm.facts(job_id) if licences else None
+    if not facts or facts.get("Licenses", "") not in ("", "(null)"):
+        return []
+    return [
+        Finding(
+            key="cluster.sbatch.licenses",
+            value=str(licences),
+            site="SLURM has dropped this request from the job (25.05 does so at a requeue)",
+            remedy=f"`scontrol update JobId={job_id} Licenses={licences}` restores it.",
+        )
+    ]

@@ -43,6 +43,18 @@ def test_a_waiting_run_shows_reason_place_start_and_limits(waiting, capsys):
         assert f"\n  {line}" in out
 
 
+@pytest.mark.parametrize(("licences", "is_lost"), [("(null)", True), ("", True), ("m:1", False)])
+def test_a_job_that_has_lost_its_licences_shows_how_to_restore_them(
+    waiting, project, capsys, licences, is_lost
+):
+    assert main(["train", "+cluster=small", "name=second", "+cluster.sbatch.licenses=m:1"]) == 0
+    waiting.write("job", f"JobId=2 JobState=PENDING Licenses={licences} Network=(null)")
+    capsys.readouterr()
+    assert main(["explain", "second"]) == 0
+    restored = "`scontrol update JobId=2 Licenses=m:1` restores it."
+    assert (restored in capsys.readouterr().out) == is_lost
+
+
 def test_programs_read_the_same(waiting, capsys):
     capsys.readouterr()
     assert main(["explain", "--json"]) == 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -154,3 +156,40 @@ def test_a_step_may_ask_for_some_of_the_gpus_of_its_job(sandbox: FaultySandbox, 
     shown = Command(project, sandbox.environment()).submit("gres", "program.script=show.py", *resources)
     shown.wait_finished()
     assert "GPUs 0\n" in (shown.folder / "logs/attempt-0/rank-0.log").read_text()
+
+
+def test_a_sluid_names_one_start_of_a_job_and_not_the_job(sandbox: FaultySandbox, tmp_path: Path) -> None:
+    """It changes with each requeue, so the batch step recognizes its job by its script on all versions."""
+    shown = tmp_path / "sluids"
+    again = '[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || { scontrol requeue "$SLURM_JOB_ID"; sleep 600; }'
+    script = f'echo "${{SLURM_JOB_SLUID:-none}}" >>{shown}; {again}'
+    done = run(sandbox, "sbatch", "--parsable", "--requeue", "--output=/dev/null", f"--wrap={script}")
+    assert done.returncode == 0, done.stderr
+    deadline = time.monotonic() + 120
+    while not shown.exists() or len(sluids := shown.read_text().split()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert len(set(sluids)) == by_version(1, 1, 2)
+    assert sluids[0].startswith(by_version("none", "none", "s"))
+
+
+def test_licences_that_a_job_has_lost_can_be_restored(
+    sandbox: FaultySandbox, slurm: SlurmClient, tmp_path: Path
+) -> None:
+    conf = sandbox.root / "slurm.conf"
+    before = conf.read_text()
+    conf.write_text(f"{before}Licenses=m:1\n")
+    sandbox.restart_controller()
+    command = Command(make_project(tmp_path), sandbox.environment())
+    waiting = command.submit(
+        "licences", "nodes=1", "+cluster.sbatch.licenses=m:1", "+cluster.sbatch.hold=true"
+    )
+    assert "restores it" not in command("explain", "licences")
+
+    slurm.query(["scontrol", "update", f"JobId={waiting.job_id}", "Licenses="])
+    (remedy,) = re.findall("`(scontrol update .*)` restores it", command("explain", "licences"))
+    slurm.query(remedy.split())
+    assert "restores it" not in command("explain", "licences")
+    slurm.cancel(waiting.job_id)
+    conf.write_text(before)
+    sandbox.restart_controller()
