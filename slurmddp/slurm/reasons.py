@@ -94,7 +94,7 @@ _REASONS: dict[str, tuple[str, str]] = {
     ),
     "License request": (
         "the site no longer has the licences that it asks for, and SLURM holds it",
-        "Cancel it and submit it again with other `licenses`; `scontrol show licenses` lists them.",
+        _AGAIN + " cluster.sbatch.licenses=...`; `scontrol show licenses` lists them.",
     ),
     # SLURM has dozens of reasons for limits of an account or a QOS, such as QOSMaxCpuPerUserLimit. The
     # first letters show what a person can do.

@@ -193,3 +193,24 @@ def test_licences_that_a_job_has_lost_can_be_restored(
     slurm.cancel(waiting.job_id)
     conf.write_text(before)
     sandbox.restart_controller()
+
+
+GIVEN = ("SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "CUDA_VISIBLE_DEVICES", "SLURM_STEP_NUM_TASKS")
+
+
+def test_a_step_for_an_external_launcher_sees_what_a_shared_step_sees(sandbox: FaultySandbox) -> None:
+    """So the agents of an allocation need no other option than --overlap, which all versions have."""
+    given = []
+    for option in ("--overlap", "--external-launcher"):
+        step = ("srun", "--mpi=none", option, "-n1", "--cpus-per-task=4", *SHOW)
+        done = run(sandbox, "salloc", "-n1", "--cpus-per-task=4", "--gpus-per-node=2", *step)
+        if done.returncode == 0:
+            environ = json.loads(done.stdout)
+            given.append([environ.get(name) for name in GIVEN])
+    assert given == [["4", "4", "0,1", "1"]] * by_version(1, 2)
+
+
+def test_segments_that_do_not_fit_are_refused_with_advice(sandbox: FaultySandbox) -> None:
+    done = run(sandbox, "sbatch", "--test-only", "--nodes=3", "--segment=2", "--wrap=true")
+    assert (done.returncode != 0) == by_version(True, False, True), done.stderr
+    assert ("change nodes= or spare_nodes=" in hint_for(done.stderr)) == by_version(False, False, True)
