@@ -65,7 +65,7 @@ class AvoidedNode:
 
 @dataclass(frozen=True)
 class CheckedClusters:
-    """The result of `check_clusters`: findings on cluster files, rules of the site, nodes to avoid, file systems."""
+    """The result of `check_clusters`: findings on cluster files, rules of the site, nodes, file systems."""
 
     clusters: Mapping[str, tuple[Finding, ...]]
     """The findings about each cluster file, by its name; empty for a file that fits this site."""
@@ -145,7 +145,8 @@ def check_clusters(
         for record in shared_nodes(site.config.get("ClusterName", ""))
     ]
 
-    return CheckedClusters(findings, tuple(avoided), measured)
+    rules = tuple(filter(None, [requeue_delay(site.config), private_tmp(site.config)]))
+    return CheckedClusters(findings, rules, tuple(avoided), measured)
 
 
 def _job(name: str, project: Path) -> Job:

@@ -35,6 +35,8 @@ def kind_of(path: Path) -> str | None:
         first = stream.readline().decode(errors="replace")
     if path.suffix in (".sh", ".sbatch") or (first.startswith("#!") and first.rstrip().endswith("sh")):
         return SHELL
+    if first.startswith("#!") and first.rstrip().endswith("python3"):
+        return PYTHON
     return "unknown" if first.startswith("#!") else None
 
 
