@@ -203,7 +203,7 @@ class Hub:
         return None
 
     def _may_join(self, peer: _Peer, join: Join) -> bool:
-        """Return whether an agent may join: as a new or a known member, or to replace one that is gone."""
+        """Return whether an agent may join: as a new or a known member, or to replace a lost member."""
         if peer.identity == join.identity:
             return not peer.gone
 

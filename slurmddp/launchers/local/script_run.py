@@ -84,7 +84,7 @@ class Relay:
         self.source.close()
 
     def _write(self, data: bytes) -> None:
-        # The reader of this process's output may have ended (EPIPE). The ranks run on.
+        # The reader of this process's output may have ended (EPIPE). The ranks continue.
         with suppress(OSError):
             while data:
                 data = data[os.write(self._target, data) :]
