@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from slurmddp.errors import ConfigError, SlurmddpError, near_matches
+from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.near_matches import near_matches
 
 
 def build(given: Any, known: Mapping[str, Any], protocol: type, *, key: str, **options: Any) -> Any:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 
 BENCHES: Mapping[str, str] = {
     "cluster": "cores, memory, disk and clock of each node; latency and bandwidth between nodes; all-reduce",

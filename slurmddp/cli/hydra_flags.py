@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurmddp.errors import EXIT_FINISHED, ConfigError, UsageError, near_matches
+from slurmddp.errors import EXIT_FINISHED, ConfigError, UsageError
+from slurmddp.near_matches import near_matches
 
 if TYPE_CHECKING:
     from slurmddp.config.composition.sources import Sources

@@ -33,8 +33,8 @@ from slurmddp.errors import (
     ConfigError,
     SlurmddpError,
     UsageError,
-    near_matches,
 )
+from slurmddp.near_matches import near_matches
 
 # The module of a command has `add_arguments(parser)`, `run(args) -> int`, and a docstring whose first line is
 # the description below. If the command starts a user's program, its module also has `split(arguments)`.

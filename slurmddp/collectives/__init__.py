@@ -18,7 +18,8 @@ from slurmddp.collectives.link import CountedLink, GroupLink, Link, ThreadLink
 from slurmddp.collectives.ring import ring
 from slurmddp.collectives.server import central_server, sharded_server
 from slurmddp.collectives.tree import tree
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 
 Algorithm = Callable[[torch.Tensor, Link], None]
 

@@ -18,7 +18,8 @@ from torch import distributed
 from slurmddp import errors
 from slurmddp.checkpoint.state.safetensors_stream import Bytes, decode, encode
 from slurmddp.checkpoint.state.state_tree import flatten, unflatten
-from slurmddp.errors import CheckpointError, ConfigError, SlurmddpError, near_matches
+from slurmddp.errors import CheckpointError, ConfigError, SlurmddpError
+from slurmddp.near_matches import near_matches
 
 T = TypeVar("T")
 OPERATIONS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

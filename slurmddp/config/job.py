@@ -12,7 +12,8 @@ from slurmddp.config.checks import paths
 from slurmddp.config.checks.training import check_training
 from slurmddp.config.resources import check_global_batch, hold_global_batch, resolve
 from slurmddp.config.same_run import run_dir_of
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.arguments import quoted
 from slurmddp.settings.check_values import check_folder

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurmddp.errors import RunNotFoundError, near_matches
+from slurmddp.errors import RunNotFoundError
+from slurmddp.near_matches import near_matches
 from slurmddp.runs import index, sweeps
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus, statuses

@@ -26,14 +26,8 @@ from slurmddp.control.start import (
 )
 from slurmddp.control.status import status_of
 from slurmddp.control.sweep import SweepBegins, common_name
-from slurmddp.errors import (
-    EXIT_FINISHED,
-    EXIT_STOPPED,
-    ConfigError,
-    SlurmddpError,
-    combine_exit_codes,
-    near_matches,
-)
+from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED, ConfigError, SlurmddpError, combine_exit_codes
+from slurmddp.near_matches import near_matches
 from slurmddp.runs import sweeps
 from slurmddp.runs.folder.code_changes import changed_since
 from slurmddp.runs.folder.layout import RunFolder

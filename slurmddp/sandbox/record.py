@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from slurmddp.errors import SlurmError, near_matches
+from slurmddp.errors import SlurmError
 from slurmddp.host.atomic_file import replacing
+from slurmddp.near_matches import near_matches
 from slurmddp.sandbox import plan
 from slurmddp.sandbox.plan import RECORD, Plan
 

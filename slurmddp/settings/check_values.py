@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 from slurmddp.settings.keys import Key, keys
 from slurmddp.settings.schema import Cluster, Config, NamedTargetNodes, TargetNode
 from slurmddp.settings.spec import SPECIAL_KEYS

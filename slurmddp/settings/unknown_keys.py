@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slurmddp.errors import ConfigError, near_matches, nearest
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches, nearest
 from slurmddp.settings.keys import OPEN_NODES, Key, every_key
 
 _SBATCH_OPTIONS = frozenset(

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from slurmddp.environments.hostlist import expand
 from slurmddp.environments.scrub import scrub
-from slurmddp.errors import SlurmError, near_matches
+from slurmddp.errors import SlurmError
 from slurmddp.host.process import OpenFiles
+from slurmddp.near_matches import near_matches
 from slurmddp.slurm.command import CommandResult, run_command
 from slurmddp.slurm.command_output import (
     QueuedJob,

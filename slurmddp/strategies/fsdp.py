@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from slurmddp.checkpoint.state.shards import has_shards
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 from slurmddp.strategies.replicas import broadcast_from_rank_zero, refuse_sparse, require_trainable
 
 _UNSHARDABLE_OPTIMIZERS = tuple(

@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slurmddp.collectives import ALGORITHMS, all_reduce
 from slurmddp.collectives.link import GroupLink, Link
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 from slurmddp.strategies.ddp import Ddp
 from slurmddp.strategies.replicas import collective_timeout, refuse_sparse
 from slurmddp.transports.operation_queue import Operation, OperationQueue

@@ -16,7 +16,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 from slurmddp.plugins import locate
 from slurmddp.settings.check_values import check_special_keys
 from slurmddp.settings.spec import SPECIAL_KEYS

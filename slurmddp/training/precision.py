@@ -17,7 +17,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 
 PRECISIONS: Mapping[str, torch.dtype | None] = {
     "32": None,

@@ -10,7 +10,8 @@ import torch
 from torch import distributed
 
 from slurmddp.collectives.link import Link
-from slurmddp.errors import ConfigError, SlurmddpError, near_matches
+from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.near_matches import near_matches
 from slurmddp.plugins import locate, methods
 from slurmddp.transports.device_group import DeviceGroup
 from slurmddp.transports.link_group import LinkGroup

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "slurmddp"
 # From the bottom to the top: a room may import itself and any room before it.
 # A folder may hold modules beside inner rooms; these modules belong to the outer room.
 _ABOVE = """
-    errors short_text plugins settings environments host slurm.units slurm slurm.limits
+    errors short_text near_matches plugins settings environments host slurm.units slurm slurm.limits
     sandbox
     runs runs.folder runs.index runs.sweeps runs.ssh_runs runs.failures runs.status pages runs.report bench
     batch
@@ -32,7 +32,7 @@ _BELOW = """
     bench.ranks
 """
 TORCH_FREE, WITH_TORCH = _ABOVE.split(), _BELOW.split()
-SHARED_WITH_TORCH = {"errors", "short_text", "plugins", "settings", "environments", "host"}
+SHARED_WITH_TORCH = {"errors", "short_text", "near_matches", "plugins", "settings", "environments", "host"}
 SHARED_WITH_TORCH |= {"runs", "runs.folder", "checkpoint", "checkpoint.files", "checkpoint.memory"}
 SHARED_WITH_TORCH |= {"bench", "slurm.units"}
 PURE_PACKAGES = {"conf", "templates", "__main__"}

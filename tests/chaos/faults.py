@@ -17,7 +17,8 @@ import psutil
 from chaos import disk
 from chaos.training import Training
 from slurmddp.checkpoint.files.manifest import WRITING, checkpoint_folders
-from slurmddp.errors import ConfigError, SlurmError, near_matches
+from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.near_matches import near_matches
 from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.run_processes import ranks_of
 

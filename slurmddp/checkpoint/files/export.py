@@ -13,8 +13,9 @@ from slurmddp.checkpoint.files import space
 from slurmddp.checkpoint.files.digest import CHUNK_BYTES
 from slurmddp.checkpoint.files.durable import sync_folder
 from slurmddp.checkpoint.files.manifest import TENSORS_FILE, TREE_FILE, require_state, verify
-from slurmddp.errors import CheckpointError, ConfigError, SlurmddpError, near_matches
+from slurmddp.errors import CheckpointError, ConfigError, SlurmddpError
 from slurmddp.host.atomic_file import replacing
+from slurmddp.near_matches import near_matches
 
 _NAMES = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "uint16": "U16", "uint32": "U32",
           "uint64": "U64", "complex64": "C64"}  # fmt: skip

@@ -21,7 +21,8 @@ from slurmddp.cli.commands import run as run_command
 from slurmddp.cli.commands import train
 from slurmddp.cli.commands.exec import add_count
 from slurmddp.cli.messages import EXIT_CODES_HELP
-from slurmddp.errors import EXIT_FINISHED, UsageError, near_matches
+from slurmddp.errors import EXIT_FINISHED, UsageError
+from slurmddp.near_matches import near_matches
 
 _READERS = {
     "show": "print the result of a run and write its page",

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from slurmddp.cli.json_output import add_json, print_json
 from slurmddp.cli.messages import EXIT_CODES_HELP
 from slurmddp.cli.new_files import write_new
-from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError, near_matches
+from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError
+from slurmddp.near_matches import near_matches
 from slurmddp.runs.text_format import counted, print_table
 
 if TYPE_CHECKING:

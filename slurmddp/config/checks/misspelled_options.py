@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slurmddp.errors import near_matches
+from slurmddp.near_matches import near_matches
 
 _NAMES = """
 account acctg-freq array batch bb bbf begin bell chdir cluster cluster-constraint clusters comment constraint

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.config.checks.signatures import check_arguments, find_module
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 from slurmddp.plugins import src_layout_hint
 from slurmddp.settings.check_values import check_special_keys
 from slurmddp.settings.keys import NAMED_NODES, OPEN_NODES, TOP

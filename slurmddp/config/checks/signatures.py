@@ -16,7 +16,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 from slurmddp.settings.keys import TOP, keys
 from slurmddp.settings.spec import SPECIAL_KEYS
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 from slurmddp.settings.spec import is_own_trainer, parse_best
 from slurmddp.slurm.units import parse_duration_s
 

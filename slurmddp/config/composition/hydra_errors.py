@@ -17,7 +17,8 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
-from slurmddp.errors import ConfigError, near_matches, nearest
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches, nearest
 from slurmddp.settings.arguments import quoted
 from slurmddp.settings.removed import REMOVED_TORCHRUN, removed_torchrun
 from slurmddp.settings.unknown_keys import unknown_in_file

@@ -19,7 +19,8 @@ from hydra.core.config_store import ConfigStore
 
 from slurmddp.config.checks.signatures import Signature, unknown_argument
 from slurmddp.config.composition import hydra_keys
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 from slurmddp.settings.arguments import EVERY_ARGUMENTS, typed, unquoted
 from slurmddp.settings.keys import GROUPS, NAMED_NODES, OPEN_NODES, TOP, defaults, every_key
 from slurmddp.settings.schema import OWN_TRAINER

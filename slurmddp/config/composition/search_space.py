@@ -21,7 +21,8 @@ from hydra.errors import HydraException
 from slurmddp.config.composition.overrides import parse_setting
 from slurmddp.config.composition.sources import Sources
 from slurmddp.config.composition.sweep import alternatives
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 
 SWEEPER = "hydra/sweeper=optuna"
 _PREFIX = "hydra.sweeper."

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import slurmddp
 from slurmddp.config.composition import hydra_keys
-from slurmddp.errors import ConfigError, SlurmddpError, near_matches
+from slurmddp.errors import ConfigError, SlurmddpError
+from slurmddp.near_matches import near_matches
 
 _CODE = "slurmddp_project_config"
 """Name under which the Python file beside the project's defaults is imported."""

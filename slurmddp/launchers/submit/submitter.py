@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from slurmddp.errors import ConfigError, near_matches
+from slurmddp.errors import ConfigError
+from slurmddp.near_matches import near_matches
 from slurmddp.plugins import locate
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.client import SlurmClient

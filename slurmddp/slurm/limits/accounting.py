@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
-from slurmddp.errors import near_matches
+from slurmddp.near_matches import near_matches
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.limits.finding import Finding, too_long
 from slurmddp.slurm.units import parse_slurm_limit

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurmddp.environments.hostlist import expand
-from slurmddp.errors import near_matches
+from slurmddp.near_matches import near_matches
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.limits.finding import Finding, too_many_cpus
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurmddp.errors import near_matches
+from slurmddp.near_matches import near_matches
 from slurmddp.settings.spec import Job
 from slurmddp.slurm.command_output import parse_facts
 from slurmddp.slurm.limits import nodes

@@ -16,7 +16,8 @@ from slurmddp.checkpoint.state import compatibility
 from slurmddp.checkpoint.state.optimizers import load_optimizer
 from slurmddp.checkpoint.state.shards import fitted
 from slurmddp.collectives import values as collectives
-from slurmddp.errors import CheckpointError, ConfigError, near_matches
+from slurmddp.errors import CheckpointError, ConfigError
+from slurmddp.near_matches import near_matches
 from slurmddp.training import rng
 from slurmddp.training.data.distributed_loader import DistributedLoader
 
