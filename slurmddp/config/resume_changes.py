@@ -103,7 +103,7 @@ def _refuse_change(setting: TypedSetting, free: Sequence[str], run: str) -> None
         raise ConfigError(
             f"{setting.text!r} changes what {run} computes; an existing run may only change "
             f"{', '.join(free)}.",
-            hint=f"`slurmddp rerun {run} {shlex.quote(setting.text)}` starts a new run with it.",
+            hint=f"`slurmddp rerun {run} {shlex.quote(setting.text)}` starts a new run with this setting.",
         )
 
 

@@ -44,7 +44,7 @@ _REASONS: dict[str, tuple[str, str]] = {
         "Run `slurmddp cancel {run}`. Then resume the run that it waits for, and after that this run; or "
         "resume this run without waiting: `slurmddp resume {run} after=[]`.",
     ),
-    # Limits and states of the job's partition.
+    # Reasons about the job's partition: its limits and its state.
     "PartitionTimeLimit": (
         "it asks for more time than the partition allows",
         "Unchanged, it may never start. " + _AGAIN + " time_limit=...`.",
@@ -59,7 +59,7 @@ _REASONS: dict[str, tuple[str, str]] = {
         "it asks for something that the partition does not allow, often more nodes than the partition has",
         "Compare its nodes, time limit and account with the output of `scontrol show partition`.",
     ),
-    # Nodes that the job needs.
+    # Reasons about nodes that the job needs.
     "ReqNodeNotAvail": (
         "nodes that it needs are down, drained or reserved (often for a maintenance)",
         "`sinfo -R` and `scontrol show res` show the cause. A job whose time limit ends before a maintenance "
@@ -143,7 +143,7 @@ _REASONS: dict[str, tuple[str, str]] = {
     "Job's account not": _NO_ACCOUNT,
     "QOSNotAllowed": _NO_QOS,
     "Job's QOS not": _NO_QOS,
-    # The job's reservation.
+    # Reasons about the job's reservation.
     "ReservationInvalid": (
         "its reservation is not valid",
         "`scontrol show res` lists the reservations. " + _AGAIN + "` with another `cluster.reservation=`, or "
@@ -161,7 +161,7 @@ _REASONS: dict[str, tuple[str, str]] = {
     "Exceeded maximum node limit during topology": _NO_PLACE,
     "No available nodes in topology": _NO_PLACE,
     "JobArrayTaskLimit": ("as many elements of its array run as may run at the same time", _PATIENCE),
-    # Other resources, and the state of SLURM itself.
+    # Reasons about other resources, and about the state of SLURM itself.
     "Constraints": ("no node fits its constraint now", _PATIENCE),
     "MaxPoweredUpNodes": ("as many nodes are switched on as the site allows at once", _SMALLER),
     "MpiPortsBusy": ("other jobs use all ports that the site gives to MPI jobs", _PATIENCE),

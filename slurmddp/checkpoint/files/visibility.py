@@ -57,7 +57,7 @@ def _problem(folder: Path, expected: str) -> str:
         CheckpointError: an error that is not transient.
     """
     try:
-        # The parent folder may be as new as the checkpoint, and invisible on this host too. Check both.
+        # Check both folders: the parent may be as new as the checkpoint, and this host may not see it yet.
         if not (is_there(folder.parent) and is_there(folder)):
             return "does not exist"
         # This host may still cache an older checkpoint of the same step, which rank 0 has replaced.

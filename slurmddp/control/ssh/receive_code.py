@@ -238,7 +238,7 @@ class Receiver:
             compiled.unlink(missing_ok=True)
 
     def _make_parents(self, name: str) -> None:
-        """Create the parent folders of a file; a file or link that has the name of one is renamed first."""
+        """Create the parent folders of a file; rename a file or link that has the name of such a folder."""
         for folder in reversed(_folders_above(self._folder, name)):
             if os.path.lexists(folder) and not _is_folder(folder):
                 self._put_aside(folder)
