@@ -24,7 +24,7 @@ _NO_QOS = (
 )
 _NO_PLACE = (
     "no part of the site's network has room for it",
-    _SMALLER + " `segment` and `switches` under `sbatch:` narrow the choice of nodes.",
+    _SMALLER + " `segment` and `switches` under `sbatch:` in the cluster file narrow the choice of nodes.",
 )
 _USED_UP = (
     "it asks for more compute time than its account or quality of service has left",
@@ -94,7 +94,7 @@ _REASONS: dict[str, tuple[str, str]] = {
     ),
     "License request": (
         "the site no longer has the licences that it asks for, and SLURM holds it",
-        _AGAIN + " cluster.sbatch.licenses=...`; `scontrol show licenses` lists them.",
+        _AGAIN + " cluster.sbatch.licenses=...`; `scontrol show licenses` lists the licences.",
     ),
     # SLURM has dozens of reasons for limits of an account or a QOS, such as QOSMaxCpuPerUserLimit. The
     # first letters show what a person can do.
@@ -153,7 +153,7 @@ _REASONS: dict[str, tuple[str, str]] = {
         "its reservation is gone",
         _AGAIN + "` with another `cluster.reservation=`, or with `cluster.reservation=null` to use none.",
     ),
-    # The network topology of the site; SLURM 26.05 names what is missing.
+    # Reasons about the topology of the site's network. SLURM 26.05 writes them as sentences.
     "Required nodes": _NO_PLACE,
     "No suitable topology unit": _NO_PLACE,
     "Insufficient resources in topology unit": _NO_PLACE,
