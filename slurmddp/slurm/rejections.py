@@ -117,6 +117,11 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "Set a shorter time_limit=; `sinfo -o '%P %l'` shows the longest of each partition.",
     ),
     (
+        r"temporarily unable to accept|job queue full|maxjobcount limit",
+        "SLURM has as many jobs as it can hold (MaxJobCount, which also counts jobs that ended minutes ago): "
+        "run the command again later, or submit fewer jobs at once.",
+    ),
+    (
         r"job violates|policy|limit.*reached|maxsubmit",
         "A limit of your account or QOS is reached: wait until your other jobs have ended, ask for fewer "
         "nodes or less time, or use another qos=.",
@@ -128,11 +133,6 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"talking to the database",
         "SLURM's accounting (slurmdbd) does not answer. Run the command again once `sacct` works.",
-    ),
-    (
-        r"temporarily unable to accept",
-        "SLURM has as many jobs as it can hold (MaxJobCount, which also counts jobs that ended minutes ago): "
-        "run the command again later, or submit fewer jobs at once.",
     ),
     (
         r"unable to contact|gave no answer within|socket timed out|connection refused"

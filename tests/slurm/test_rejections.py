@@ -76,6 +76,11 @@ def test_a_refusal_is_final_whatever_words_a_site_adds(text: str) -> None:
             "sbatch: fatal: --segment=2 does not fit the job size (3): node count must be evenly divisible",
             "change nodes= or spare_nodes=",
         ),
+        (
+            "sbatch gave no answer within 60 s. It printed: sbatch: error: Slurm job queue full, sleeping.",
+            "MaxJobCount",
+        ),
+        (f"{FAILED}MaxJobCount limit reached", "as many jobs as it can hold"),
         ("sbatch: option '--requeue' doesn't allow an argument", "`requeue: expedite`"),
         (f"{FAILED}Requested operation not supported on this system", "`requeue: expedite`"),
     ],
