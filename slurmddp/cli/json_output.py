@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, Protocol
 
-from slurmddp.control.json_encoding import to_json
 from slurmddp.errors import UsageError
 
 
@@ -27,6 +26,9 @@ def add_json(parser: argparse._ActionsContainer) -> None:
 
 def print_json(result: Any) -> None:
     """Print a result of `slurmddp.control` as JSON."""
+    # Imported here, because most calls of a command print no JSON.
+    from slurmddp.control.json_encoding import to_json
+
     print(json.dumps(to_json(result), indent=2, allow_nan=False))
 
 
