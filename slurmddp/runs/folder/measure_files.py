@@ -277,8 +277,7 @@ class _Trial:
             The fields of this host's `HostView`.
         """
         began = time.monotonic()
-        # A host that did not see a file before its change can't see the change either.
-        waiting = {(host, look) for host in self._others for look in self._looks} - self._unready
+        waiting = {(host, look) for host in self._others for look in self._looks}
         seen_s: dict[str, float | None] = {}
 
         def sees_all() -> bool:
@@ -290,6 +289,7 @@ class _Trial:
             return not waiting
 
         self._wait(sees_all)
+        # A host that did not see a file before its change can't see the change either.
         late = waiting | self._unready
         return {
             "host": self._name,
