@@ -41,7 +41,7 @@ def test_a_function_runs_on_two_nodes_and_its_result_comes_back(
     try:
         run = slurmddp.submit("job_work.place", "here", cluster="sandbox", nodes=2, ranks_per_node=1)
         assert run.status().active
-        assert run.result(120) == ("here", "2", "2")
+        assert run.result(400) == ("here", "2", "2")
     finally:
         sys.modules.pop("job_work", None)
 
@@ -60,14 +60,14 @@ def test_calls_of_a_function_are_one_array_whose_failed_elements_resume_as_one_a
     finally:
         sys.modules.pop("array_work", None)
     assert capsys.readouterr() == ("", "")
-    assert runs[0].result(150) == (10, "0")
+    assert runs[0].result(400) == (10, "0")
     for run in runs[1:]:
         with pytest.raises(SlurmddpError, match=r"did not finish \(failed\).*no luck"):
-            run.result(150)
+            run.result(400)
     (tmp_path / "mended").touch()
     assert main(["resume", "tenfold-sweep"]) == EXIT_FINISHED
     shown, told = capsys.readouterr()
     assert "(2 of 3 runs to resume)" in shown and "(2 jobs on 1 node" in shown and "has finished" in told
-    assert [run.result(150) for run in runs] == [(10, "0"), (20, "0"), (30, "1")]
+    assert [run.result(400) for run in runs] == [(10, "0"), (20, "0"), (30, "1")]
     assert main(["rm", "tenfold-sweep", "--yes"]) == EXIT_FINISHED
     assert not [*(tmp_path / "runs").iterdir()], "neither runs nor arrays are left"
