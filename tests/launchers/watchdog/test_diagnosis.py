@@ -172,7 +172,7 @@ def test_one_slow_moment_makes_no_straggler() -> None:
 @pytest.mark.parametrize(
     ("version", "old", "old_switch"),
     [
-        ("2.4.1", True, True),
+        ("2.6.0+cu124", True, True),
         ("2.9.0+cu128", True, True),
         ("git", True, True),
         ("2.13.0+cpu", False, True),
