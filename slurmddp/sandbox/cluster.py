@@ -14,7 +14,7 @@ from typing import Any
 
 from slurmddp.environments.names import SANDBOX_ROOT_VARIABLE
 from slurmddp.errors import ConfigError, SlurmError, plain
-from slurmddp.sandbox import daemons, machine, network, plan, processes, record, shell
+from slurmddp.sandbox import daemons, machine, mounts, network, plan, processes, record, shell
 from slurmddp.sandbox.plan import Plan, Request
 
 CANCEL_PATIENCE_S = 3
@@ -48,6 +48,9 @@ class Sandbox:
     def __init__(self, name: str = "default", *, root: Path | None = None, **sizes: Any) -> None:
         folder = root.absolute() if root is not None else record.home(os.environ) / name
         self._given_sizes = {key: value for key, value in sizes.items() if value is not None}
+        if "shared_folder" in self._given_sizes:
+            # The kernel names a mount by the path without links.
+            self._given_sizes["shared_folder"] = self._given_sizes["shared_folder"].resolve()
         self.request = Request(name=name, root=folder, **self._given_sizes)
 
     @property
@@ -86,6 +89,8 @@ class Sandbox:
                 daemons.write_files(layout)
                 if layout.namespaces:
                     network.build(layout, environment)
+                if layout.request.shared:
+                    mounts.build(layout, environment)
                 daemons.start_all(layout, environment)
 
         return True
@@ -249,7 +254,12 @@ def describe(layout: Plan) -> str:
     if request.link_mbit:
         network_kind += f" with links of {request.link_mbit} Mbit/s"
 
+    mount = ""
+    if request.shared:
+        mount = f", {request.shared_folder} mounted by {request.shared} on each node"
+        mount += f" ({request.mount_options})" if request.mount_options else ""
+
     return (
         f"{nodes} of {request.cpus} CPUs and {request.gpus} fake GPUs, {network_kind}, "
-        f"accounting {'on' if request.accounting else 'off'}"
+        f"accounting {'on' if request.accounting else 'off'}{mount}"
     )

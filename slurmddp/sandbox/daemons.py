@@ -119,14 +119,16 @@ def start_controller(plan: Plan, environment: Mapping[str, str]) -> None:
 
 
 def start_node(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> None:
-    """Start the slurmd of a node, in the node's network namespace if it has one."""
-    slurmd = [find_program("slurmd", environment["PATH"]), "-D", "-N", node.name]
+    """Start the slurmd of a node, in the node's namespaces if it has any."""
+    folder = plan.root / "spool" / node.name
+    # nsenter changes the working folder together with the mount namespace.
+    slurmd = ["env", f"--chdir={folder}", find_program("slurmd", environment["PATH"]), "-D", "-N", node.name]
     processes.start(
         node.name,
         [*network.enter(plan, node, environment), *slurmd],
         root=plan.root,
         environment=environment,
-        folder=plan.root / "spool" / node.name,
+        folder=folder,
     )
 
 

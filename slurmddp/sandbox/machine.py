@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import ipaddress
 import os
 import pwd
@@ -20,7 +21,11 @@ from slurmddp.host.file_lock import try_lock
 from slurmddp.sandbox.plan import Machine, Plan, Request, check
 
 HOSTS_FILE = Path("/etc/hosts")
-SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin", "/usr/bin", "/usr/local/bin", "/bin")
+SYSTEM_FOLDERS = (
+    *("/usr/sbin", "/usr/local/sbin", "/sbin", "/usr/bin", "/usr/local/bin", "/bin"),
+    *("/usr/lib/openssh", "/usr/libexec/openssh", "/usr/lib/ssh"),
+)
+"""The folders of daemons, and of the SFTP server."""
 PACKAGES = {
     "slurmctld": "slurm-wlm",
     "slurmd": "slurm-wlm",
@@ -34,7 +39,14 @@ PACKAGES = {
     "hostname": "hostname",
     "nsenter": "util-linux",
     "unshare": "util-linux",
+    "mount": "mount",
+    "umount": "mount",
+    "fusermount3": "fuse3",
+    "sshfs": "sshfs",
+    "sftp-server": "openssh-sftp-server",
 }
+SHARED_PROGRAMS = {"nfs": ["fusermount3"], "sshfs": ["sshfs", "sftp-server"]}
+"""The programs of each file system that nodes can share."""
 CAP_NET_ADMIN = 12
 CAP_SYS_ADMIN = 21
 FIRST_PORT = 21000
@@ -64,12 +76,29 @@ def require_programs(request: Request, namespaces: bool, path: str) -> None:
         needed += ["ip", "hostname", "nsenter", "unshare"]
     if request.link_mbit:
         needed.append("tc")
+    if request.shared:
+        needed += ["mount", "umount", *SHARED_PROGRAMS[request.shared]]
 
     missing = [name for name in needed if shutil.which(name, path=path) is None]
     if missing:
         raise SlurmError(
             f"The sandbox runs a real SLURM, and this machine lacks {', '.join(missing)}.",
             hint=install_hint(missing),
+        )
+
+
+def require_fuse(request: Request) -> None:
+    """Raise ConfigError if this process can't mount a file system in user space."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise ConfigError(
+            f"--shared {request.shared} mounts by FUSE, and this process can't open /dev/fuse.",
+            hint="Load the kernel module fuse; start a container with --device /dev/fuse.",
+        )
+
+    if request.shared == "nfs" and importlib.util.find_spec("mfusepy") is None:
+        raise ConfigError(
+            "--shared nfs needs the Python package mfusepy, which is not installed.",
+            hint="Install it with: pip install 'slurmddp[sandbox]'",
         )
 
 
@@ -89,6 +118,12 @@ def want_namespaces(request: Request) -> bool:
         raise ConfigError(
             f"--link-mbit {request.link_mbit} needs network namespaces: without them nodes have no links.",
             hint="Start the sandbox as root and without --no-namespaces, or leave out --link-mbit.",
+        )
+
+    if request.shared and not wanted:
+        raise ConfigError(
+            f"--shared {request.shared} needs namespaces, in which each node has a mount of its own.",
+            hint="Start the sandbox as root and without --no-namespaces, or leave out --shared.",
         )
 
     if request.namespaces and not can_make_namespaces():
@@ -117,6 +152,8 @@ def lay_out(request: Request, environ: Mapping[str, str]) -> Plan:
     path = search_path(environ)
     namespaces = want_namespaces(request)
     require_programs(request, namespaces, path)
+    if request.shared:
+        require_fuse(request)
 
     # Nodes that share the address of this machine need different ports.
     port_count = 2 if namespaces else 2 + request.nodes

@@ -1,4 +1,4 @@
-"""Build the network of a sandbox: a namespace and an address per node, a bridge, and names in /etc/hosts.
+"""Build the hosts of a sandbox: namespaces and an address per node, a bridge, and names in /etc/hosts.
 
 An idle process holds each namespace, not a mount under /run/netns. So the kernel removes the namespace and
 its interfaces when the last process of the node ends.
@@ -41,7 +41,16 @@ def enter(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> list
     if entry is None or not entry.alive():
         raise SlurmError(f"The node {node.name} is not up.", hint="Run slurmddp sandbox status.")
 
-    return [find_program("nsenter", environment["PATH"]), f"--target={entry.pid}", "--net", "--uts", "--"]
+    nsenter = find_program("nsenter", environment["PATH"])
+    return [nsenter, f"--target={entry.pid}", *_kinds(plan), "--"]
+
+
+def _kinds(plan: Plan) -> list[str]:
+    """Return the options of nsenter and unshare for the namespaces that a node has of its own."""
+    kinds = ["--net", "--uts"]
+    if plan.request.shared:
+        kinds.append("--mount")
+    return kinds
 
 
 def namespaces_of(plan: Plan) -> frozenset[str]:
@@ -104,7 +113,8 @@ def _limit_link(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -
 
 def _start_holder(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> int:
     """Start the process that holds the namespaces of a node, and wait until it has entered them."""
-    command = ["unshare", "--net", "--uts", "/bin/sh", "-c", HOLD, node.name]
+    # unshare makes the mounts of a new mount namespace private.
+    command = ["unshare", *_kinds(plan), "/bin/sh", "-c", HOLD, node.name]
     entry = processes.start(holder(node), command, root=plan.root, environment=environment)
 
     # The process becomes `sleep` after it has entered the namespaces.

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import ConfigError
+from slurmddp.sandbox.nfs_rules import parse_options
 
 RECORD = "sandbox.json"
 """The name of the file with the plan; a folder with this file is a state folder."""
 MOST_NODES = 200
 SLURMD_PORT = 6818
+SHARED = ("nfs", "sshfs")
 LONGEST_ROOT = 66
 """Linux allows 107 characters for a unix socket, and sockets need up to 40 below the state folder."""
 
@@ -41,6 +43,11 @@ class Request:
     """Bandwidth of each node's link in Mbit/s, in each direction; 0: as fast as the machine allows."""
     kill_wait_s: int = 10
     """Seconds between SIGTERM and SIGKILL, unless the grace time of a partition applies."""
+    shared: str = ""
+    """A kind of `SHARED`: the file system through which each node sees `shared_folder`; empty: as it is."""
+    shared_folder: Path | None = None
+    mount_options: str = ""
+    """Further options of the mounts, separated by commas."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +142,34 @@ def check(request: Request) -> None:
         if not low <= value <= high:
             raise ConfigError(f"--{option} {value} is out of range.", hint=f"Use {low} to {high}.")
 
+    _check_shared(request)
+
+
+def _check_shared(request: Request) -> None:
+    if not request.shared:
+        if request.shared_folder or request.mount_options:
+            raise ConfigError(
+                "--folder and --mount-options describe a shared file system, and none is requested.",
+                hint=f"Add --shared with one of {', '.join(SHARED)}.",
+            )
+        return
+
+    if request.shared not in SHARED:
+        raise ConfigError(f"--shared {request.shared} is unknown.", hint=f"Use one of {', '.join(SHARED)}.")
+
+    folder = request.shared_folder
+    if folder is None or not folder.is_absolute() or not folder.is_dir():
+        raise ConfigError(f"The folder {str(folder)!r} does not exist.", hint="Name a folder with --folder.")
+
+    if folder.is_relative_to(request.root) or request.root.is_relative_to(folder):
+        raise ConfigError(
+            f"The nodes can't mount {folder}, because the sandbox keeps its own files in {request.root}.",
+            hint="Name another folder with --folder, or another one for the sandbox with --dir.",
+        )
+
+    if request.shared == "nfs":
+        parse_options(request.mount_options)
+
 
 def _check_root(root: Path) -> None:
     text = str(root)
@@ -155,6 +190,8 @@ def from_json(record: Mapping[str, Any]) -> Plan:
     """Return the plan from the content of its file."""
     plan = record["plan"]
     request = {**plan["request"], "root": Path(plan["request"]["root"])}
+    if request["shared_folder"] is not None:
+        request["shared_folder"] = Path(request["shared_folder"])
     # JSON holds tuples as lists.
     machine = {
         **plan["machine"],

@@ -48,8 +48,8 @@ FLAGS = {
 CLUSTER = {"detect": "--write partitions", "check": "--files --json names"}
 
 SANDBOX = {
-    "up": "--accounting --cpus --dir --gpus --grace --link-mbit --name --no-namespaces --nodes "
-    "--slurmd-timeout",
+    "up": "--accounting --cpus --dir --folder --gpus --grace --link-mbit --mount-options --name "
+    "--no-namespaces --nodes --shared --slurmd-timeout",
     "down": "--dir --name",
     "status": "--dir --name",
     "env": "--dir --name --unset",

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.slurm.cached_sandbox import LIKE_NFS, LONG, CachedSandbox
+from support.slurm.sandboxes import own_sandbox
 from support.slurm.train_project import UNHURRIED, Command, Run, make_project, occupy, of_attempt
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(params=[LIKE_NFS, pytest.param(LONG, marks=pytest.mark.slow)], ids=["like NFS", "long"])
+@pytest.fixture(params=["nfs", pytest.param("sshfs", marks=pytest.mark.slow)])
 def command(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Command]:
     """The command in a project that the nodes mount."""
-    with tempfile.TemporaryDirectory(prefix="slurmddp-") as folder:
-        sandbox = CachedSandbox("cached", root=Path(folder) / "sandbox", nodes=2)
-        sandbox.up()
-        try:
-            sandbox.mount(tmp_path, request.param)
-            yield Command(make_project(tmp_path / "project"), sandbox.environment())
-        finally:
-            sandbox.down()
+    with own_sandbox("c", nodes=2, shared=request.param, shared_folder=tmp_path) as sandbox:
+        yield Command(make_project(tmp_path / "project"), sandbox.environment())
 
 
 def wait_attempt(run: Run, attempt: int) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.sandbox import Sandbox, conf, machine, network, plan, processes, record, shell
+from slurmddp.sandbox.cluster import describe
 
 ROOT = Path("/var/tmp/sandbox")
 
@@ -60,7 +61,8 @@ def test_cgroups_are_left_alone_in_each_version(version: tuple[int, int], plugin
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
-    for made in (make_plan(accounting=True), make_plan(namespaces=False, nodes=5)):
+    mounted = make_plan(shared="nfs", shared_folder=tmp_path / "project")
+    for made in (make_plan(accounting=True), make_plan(namespaces=False, nodes=5), mounted):
         record.write(tmp_path, made)
         assert record.read(tmp_path, "default") == made
 
@@ -81,6 +83,13 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
         ({"gpus": -1}, "--gpus -1"),
         ({"grace_s": -1}, "--grace -1"),
         ({"link_mbit": -5}, "--link-mbit -5"),
+        ({"shared": "afs", "shared_folder": Path("/usr")}, "--shared afs"),
+        ({"shared": "nfs"}, "'None' does not exist"),
+        ({"shared": "nfs", "shared_folder": Path("/usr/absent")}, "'/usr/absent' does not exist"),
+        ({"shared": "nfs", "shared_folder": Path("/var")}, "can't mount /var, because"),
+        ({"shared": "nfs", "shared_folder": Path("/usr"), "mount_options": "soft"}, "'soft'"),
+        ({"shared_folder": Path("/usr")}, "--folder and --mount-options"),
+        ({"mount_options": "noac"}, "--folder and --mount-options"),
     ],
 )
 def test_an_impossible_request_is_refused_with_the_value(change: dict[str, object], named: str) -> None:
@@ -95,6 +104,30 @@ def test_a_limited_link_needs_a_namespace() -> None:
         machine.want_namespaces(plan.Request(name="default", root=ROOT, namespaces=False, link_mbit=100))
 
 
+def test_a_mount_needs_a_namespace() -> None:
+    request = plan.Request(name="default", root=ROOT, namespaces=False, shared="nfs")
+    with pytest.raises(ConfigError, match="--shared nfs needs namespaces"):
+        machine.want_namespaces(request)
+
+
+def test_a_mount_needs_its_device_and_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = make_plan(shared="nfs").request
+    monkeypatch.setattr(machine.os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match="can't open /dev/fuse"):
+        machine.require_fuse(request)
+    monkeypatch.setattr(machine.os, "access", lambda path, mode: True)
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs the Python package mfusepy") as caught:
+        machine.require_fuse(request)
+    assert "slurmddp[sandbox]" in caught.value.hint
+    machine.require_fuse(make_plan(shared="sshfs").request)
+
+
+def test_a_mount_is_part_of_the_description(tmp_path: Path) -> None:
+    mounted = make_plan(shared="nfs", shared_folder=tmp_path, mount_options="actimeo=5")
+    assert describe(mounted).endswith(f", {tmp_path} mounted by nfs on each node (actimeo=5)")
+
+
 def test_missing_programs_are_named_with_their_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +138,10 @@ def test_missing_programs_are_named_with_their_packages(
     assert "slurmctld, slurmd" in caught.value.message
     assert caught.value.hint.endswith("hostname iproute2 mariadb-server munge slurm-wlm slurmdbd util-linux")
     assert "apt-get install" in caught.value.hint
+    request = make_plan(shared="sshfs").request
+    with pytest.raises(SlurmError) as caught:
+        machine.require_programs(request, True, machine.search_path({"PATH": str(tmp_path)}))
+    assert "mount munge openssh-sftp-server slurm-wlm sshfs util-linux" in caught.value.hint
 
 
 def test_the_first_network_that_no_route_touches_is_taken(tmp_path: Path) -> None:

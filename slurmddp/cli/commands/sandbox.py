@@ -16,6 +16,7 @@ from pathlib import Path
 from slurmddp.errors import EXIT_FINISHED, EXIT_SLURM
 from slurmddp.sandbox import Sandbox
 from slurmddp.sandbox.cluster import describe
+from slurmddp.sandbox.plan import SHARED
 from slurmddp.sandbox.record import names
 from slurmddp.sandbox.shell import export_lines, unset_lines
 
@@ -60,6 +61,19 @@ def _add_sizes(up: argparse.ArgumentParser) -> None:
         up.add_argument(flag, dest=name, type=int, metavar="N", help=purpose)
 
     up.add_argument(
+        "--shared",
+        choices=SHARED,
+        help="let each node see a folder through a mount of its own, with the caches of this file system",
+    )
+    up.add_argument(
+        "--folder", type=Path, dest="shared_folder", help="that folder (default: the current one)"
+    )
+    up.add_argument(
+        "--mount-options",
+        metavar="OPTIONS",
+        help="options of these mounts, such as acdirmin=60 for nfs, separated by commas",
+    )
+    up.add_argument(
         "--accounting",
         action="store_true",
         default=None,
@@ -89,7 +103,10 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "status":
         return _status(sandbox)
 
-    lines = unset_lines(os.environ) if args.unset else export_lines(sandbox.environment())
+    if args.unset:
+        lines = unset_lines(os.environ)
+    else:
+        lines = [f"# The sandbox has {describe(sandbox.plan)}.", *export_lines(sandbox.environment())]
     print("\n".join(lines))
 
     return EXIT_FINISHED
@@ -98,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
 def _up(args: argparse.Namespace) -> int:
     """Start the sandbox, and print how to use it; return the exit code."""
     given = {name: value for name, value in vars(args).items() if name not in ("action", "name", "dir")}
+    if args.shared:
+        given["shared_folder"] = args.shared_folder or Path()
     sandbox = Sandbox(args.name, root=args.dir, **given)
     started = sandbox.up()
     flags = _flags(args)

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from slurmddp.environments.names import SANDBOX_JOB_VARIABLE
 from slurmddp.host.process import PROC
-from slurmddp.sandbox import Sandbox, daemons, network, processes
+from slurmddp.sandbox import Sandbox, daemons, mounts, network, processes
 from slurmddp.sandbox.plan import SandboxNode
 
 
@@ -18,8 +18,8 @@ class FaultySandbox(Sandbox):
     def kill_node(self, name: str, *, with_jobs: bool = False) -> None:
         """Kill the slurmd of a node, as a crash does; `with_jobs` kills all its processes, like a power cut.
 
-        A power cut also takes the node off the network, so that no connection is closed. `restore_node`
-        undoes both.
+        A power cut also takes the node off the network, so that no connection is closed, and ends the client
+        of its mount with the data that the server does not have yet. `restore_node` undoes all.
         """
         if with_jobs:
             if self.plan.namespaces:
@@ -29,9 +29,11 @@ class FaultySandbox(Sandbox):
         self._kill(name)
 
     def restore_node(self, name: str) -> None:
-        """Restart the slurmd of a killed node and restore its link; SLURM then uses the node again."""
+        """Restart a killed node's slurmd and mount, and restore its link; SLURM then uses the node again."""
         if self.plan.namespaces:
             self.restore_link(name)
+        if self.plan.request.shared:
+            mounts.restore(self.plan, self._node(name), self._daemon_environment())
         entry = processes.recorded(self.root).get(name)
         if entry is None or not entry.alive():
             daemons.start_node(self.plan, self._node(name), self._daemon_environment())
@@ -72,6 +74,10 @@ class FaultySandbox(Sandbox):
     def _processes_on(self, name: str) -> set[int]:
         """Return the pids of slurmd, of job steps and of all other processes on a node."""
         pids = set()
+        client = processes.recorded(self.root).get(mounts.client(self._node(name)))
+        if client is not None and client.alive():
+            pids.add(client.pid)
+
         mark = f"{SANDBOX_JOB_VARIABLE}={self.root}/{name}/".encode()
         for process in PROC.glob("[0-9]*"):
             with suppress(OSError):
