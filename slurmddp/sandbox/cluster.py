@@ -211,6 +211,7 @@ class Sandbox:
         # The namespaces lead to the processes of a node, so they are read before their holders are killed.
         namespaces = network.namespaces_of(layout)
         processes.kill_all(lambda: processes.members(self.root, namespaces))
+        mounts.remove(layout, self._daemon_environment())
         network.remove(layout, self._daemon_environment())
         shutil.rmtree(self.root)
 

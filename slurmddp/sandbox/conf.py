@@ -15,6 +15,8 @@ def render_files(plan: Plan) -> dict[Path, str]:
         names.append("gres.conf")
     if plan.request.accounting:
         names.append("slurmdbd.conf")
+    if plan.request.shared == "glusterfs":
+        names += ["glusterfs-server.vol", "glusterfs-client.vol"]
     values = {"plan": plan, "request": plan.request, "machine": plan.machine, "root": plan.root}
 
     return {plan.root / name: template(f"sandbox-{name}.j2").render(values) for name in names}

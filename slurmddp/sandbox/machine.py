@@ -44,8 +44,14 @@ PACKAGES = {
     "fusermount3": "fuse3",
     "sshfs": "sshfs",
     "sftp-server": "openssh-sftp-server",
+    "glusterfs": "glusterfs-client",
+    "glusterfsd": "glusterfs-client",
 }
-SHARED_PROGRAMS = {"nfs": ["fusermount3"], "sshfs": ["sshfs", "sftp-server"]}
+SHARED_PROGRAMS = {
+    "nfs": ["fusermount3"],
+    "sshfs": ["sshfs", "sftp-server"],
+    "glusterfs": ["glusterfs", "glusterfsd"],
+}
 """The programs of each file system that nodes can share."""
 CAP_NET_ADMIN = 12
 CAP_SYS_ADMIN = 21
@@ -156,7 +162,7 @@ def lay_out(request: Request, environ: Mapping[str, str]) -> Plan:
         require_fuse(request)
 
     # Nodes that share the address of this machine need different ports.
-    port_count = 2 if namespaces else 2 + request.nodes
+    port_count = 3 if namespaces else 3 + request.nodes
     ports = free_ports(port_count, request.root)
     machine = Machine(
         host=socket.gethostname().split(".")[0],
@@ -166,7 +172,8 @@ def lay_out(request: Request, environ: Mapping[str, str]) -> Plan:
         subnet=free_subnet(path) if namespaces else 0,
         controller_port=ports[0],
         database_port=ports[1],
-        node_ports=() if namespaces else tuple(ports[2:]),
+        node_ports=() if namespaces else tuple(ports[3:]),
+        server_port=ports[2],
     )
 
     return Plan(request=request, machine=machine, namespaces=namespaces)

@@ -7,6 +7,7 @@ is written into the state folder before any process starts, so that any later pr
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ RECORD = "sandbox.json"
 """The name of the file with the plan; a folder with this file is a state folder."""
 MOST_NODES = 200
 SLURMD_PORT = 6818
-SHARED = ("nfs", "sshfs")
+SHARED = ("nfs", "sshfs", "glusterfs")
 LONGEST_ROOT = 66
 """Linux allows 107 characters for a unix socket, and sockets need up to 40 below the state folder."""
 
@@ -63,6 +64,8 @@ class Machine:
     controller_port: int
     database_port: int
     node_ports: tuple[int, ...]
+    server_port: int = 0
+    """The port of the server of a shared file system."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,11 @@ class Plan:
     @property
     def munge_socket(self) -> Path:
         return self.root / "munge.socket"
+
+    @property
+    def volume_id(self) -> str:
+        """Return the identity of the volume that GlusterFS makes of the shared folder."""
+        return str(uuid.uuid5(uuid.NAMESPACE_URL, str(self.root)))
 
     @property
     def bridge(self) -> str:
@@ -165,6 +173,13 @@ def _check_shared(request: Request) -> None:
         raise ConfigError(
             f"The nodes can't mount {folder}, because the sandbox keeps its own files in {request.root}.",
             hint="Name another folder with --folder, or another one for the sandbox with --dir.",
+        )
+
+    # GlusterFS runs what stands between backticks in its files.
+    if request.shared == "glusterfs" and re.search(r"[`\"\\\n]", str(folder)):
+        raise ConfigError(
+            f"GlusterFS can't serve {str(folder)!r}, because of a character in its path.",
+            hint="Name a folder without quotes, backticks, backslashes and line breaks with --folder.",
         )
 
     if request.shared == "nfs":

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slurmddp.sandbox import mounts, processes
+from slurmddp.errors import ConfigError, SlurmError
+from slurmddp.sandbox import daemons, mounts, processes
 from slurmddp.sandbox.plan import SHARED
 from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import bring_back
@@ -23,8 +24,9 @@ pytestmark = pytest.mark.slurm
 def mounted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FaultySandbox]:
-    """A sandbox of two nodes that mount an own folder, which has a blank in its name."""
+    """A sandbox of two nodes that mount an own folder, which has a blank in its name and a file in it."""
     folder = tmp_path_factory.mktemp("a folder")
+    (folder / "older").write_text("than the sandbox")
     with tempfile.TemporaryDirectory(prefix="slurmddp-") as root:
         made = FaultySandbox(
             f"m{os.getpid()}",
@@ -33,10 +35,22 @@ def mounted(
             shared_folder=folder,
         )
         made.up()
-        yield made
-        made.down()
+        try:
+            yield made
+        finally:
+            made.down()
 
-    assert str(folder) not in Path("/proc/mounts").read_text()
+    assert_plain(folder)
+
+
+def assert_plain(folder: Path) -> None:
+    """Fail if a folder is mounted, or shows that it was a brick."""
+    assert str(folder).replace(" ", "\\040") not in Path("/proc/mounts").read_text()
+    assert not (folder / ".glusterfs").exists()
+    assert {
+        path.name: os.listxattr(path) for path in [folder, *folder.rglob("*")] if os.listxattr(path)
+    } == {}
+    assert (folder / "older").read_text() == "than the sandbox"
 
 
 @pytest.fixture
@@ -73,6 +87,11 @@ def test_jobs_on_all_nodes_and_the_login_node_share_the_folder(mounted: FaultySa
     assert rows.count(str(folder)) == 2
     assert sum(row.startswith("fuse") for row in rows) == 2
     assert {path.name for path in folder.iterdir()} >= set(mounted.nodes)
+
+
+def test_a_file_that_is_older_than_the_sandbox_is_there(mounted: FaultySandbox, folder: Path) -> None:
+    assert on(mounted, 0, READ, folder / "older") == "than the sandbox"
+    assert on(mounted, 0, LIST, folder).split()[-1] != ".glusterfs"
 
 
 def test_a_file_goes_from_one_node_to_the_other(mounted: FaultySandbox, folder: Path) -> None:
@@ -122,3 +141,69 @@ def test_a_power_cut_ends_the_client_and_a_restored_node_mounts_again(
     (folder / "after").write_text("the cut")
     assert on(mounted, 1, READ, folder / "after") == "the cut"
     assert mounted.command("srun", "-w", node.name, "cat", str(folder / "after")) == "the cut"
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "folder"
+    (folder / "inside").mkdir(parents=True)
+    (folder / "older").write_text("than the sandbox")
+    (folder / "inside/link").symlink_to("../older")
+    return folder
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_an_interrupted_start_leaves_the_folder_as_it_was(
+    shared: str, own_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(daemons, "start_all", interrupt)
+    with tempfile.TemporaryDirectory(prefix="slurmddp-") as root:
+        made = FaultySandbox("i", root=Path(root) / "s", nodes=1, shared=shared, shared_folder=own_folder)
+        with pytest.raises(KeyboardInterrupt):
+            made.up()
+        assert processes.members(made.root) == set()
+        assert not made.root.exists()
+    assert_plain(own_folder)
+
+
+def test_the_next_start_removes_the_mount_of_a_sandbox_whose_processes_were_killed(own_folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="slurmddp-") as root:
+        made = FaultySandbox(
+            f"k{os.getpid()}", root=Path(root) / "s", nodes=1, shared="glusterfs", shared_folder=own_folder
+        )
+        made.up()
+        (own_folder / "inside/new").write_text("on the volume")
+        processes.kill_all(lambda: processes.members(made.root))
+        assert made.up()
+        assert (own_folder / "inside/new").read_text() == "on the volume"
+        made.down()
+    assert_plain(own_folder)
+    assert (own_folder / "inside/new").read_text() == "on the volume"
+
+
+def test_a_folder_of_another_volume_is_refused_and_left_alone(own_folder: Path) -> None:
+    (own_folder / ".glusterfs").mkdir()
+    with tempfile.TemporaryDirectory(prefix="slurmddp-") as root:
+        made = FaultySandbox(
+            "v", root=Path(root) / "s", nodes=1, shared="glusterfs", shared_folder=own_folder
+        )
+        with pytest.raises(ConfigError, match="belongs to a volume"):
+            made.up()
+    assert (own_folder / ".glusterfs").exists()
+
+
+def test_a_state_folder_with_a_mount_in_it_is_not_deleted(own_folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="slurmddp-") as root:
+        made = FaultySandbox(f"d{os.getpid()}", root=Path(root) / "s", nodes=1)
+        made.up()
+        inside = made.root / "by hand"
+        inside.mkdir()
+        subprocess.run(["mount", "--bind", own_folder, inside], check=True)
+        with pytest.raises(SlurmError, match="still mounted"):
+            made.down()
+        subprocess.run(["umount", inside], check=True)
+        assert made.down()
+    assert_plain(own_folder)

@@ -123,6 +123,14 @@ def test_a_mount_needs_its_device_and_its_package(monkeypatch: pytest.MonkeyPatc
     machine.require_fuse(make_plan(shared="sshfs").request)
 
 
+@pytest.mark.parametrize("name", ["`touch x`", 'a"b', "a\\b", "a\nb"])
+def test_a_folder_that_glusterfs_would_misread_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    request = make_plan(shared="glusterfs", shared_folder=tmp_path / name).request
+    with pytest.raises(ConfigError, match="because of a character in its path"):
+        plan.check(request)
+
+
 def test_a_mount_is_part_of_the_description(tmp_path: Path) -> None:
     mounted = make_plan(shared="nfs", shared_folder=tmp_path, mount_options="actimeo=5")
     assert describe(mounted).endswith(f", {tmp_path} mounted by nfs on each node (actimeo=5)")
