@@ -6,8 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,6 @@ from slurmddp.control.json_encoding import from_json
 from slurmddp.errors import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_SLURM, SlurmError
 from slurmddp.launchers.submit.file_step import measure_on_nodes
 from slurmddp.runs.folder.file_system import shortfalls
-from slurmddp.sandbox import daemons, network, processes
-from slurmddp.sandbox.machine import find_program
 from slurmddp.slurm.client import SlurmClient
 from support.runs.agent_runs import wait_until
 from support.slurm.faulty_sandbox import FaultySandbox
@@ -29,17 +25,10 @@ from support.slurm.train_project import SMALL, Command, make_project
 pytestmark = pytest.mark.slurm
 
 CACHED = "dcache_timeout=36000,entry_timeout=36000,attr_timeout=36000,negative_timeout=36000"
-"""Options of sshfs that show no change by themselves within the time of a test."""
-LIKE_NFS = "dir_cache=no,entry_timeout=3,attr_timeout=3,negative_timeout=30"
-"""Options of sshfs with the times of NFS: listings ask the server."""
-SSHFS = """
-mkdir -p "$2" && mount --bind "$1" "$2" &&
-printf '#!/bin/sh\\nexec /usr/lib/openssh/sftp-server\\n' > "$2.sh" &&
-chmod +x "$2.sh" && sshfs -o "ssh_command=$2.sh,auto_cache,$3" "server:$2" "$1" && shift 3 && exec "$@"
-"""
-"""Mounts the folder $1 over itself by sshfs with the options $3, by way of $2; then starts a program."""
-HIDE = 'mount -t tmpfs none "$1" && shift && exec "$@"'
-"""Hides the content of the folder $1, and starts a program."""
+"""Options of a mount that shows no change by itself within the time of a test."""
+
+SHORT = "dir_cache=no,entry_timeout=3,attr_timeout=3,negative_timeout=30"
+"""Options of a mount that shows changes within the times of NFS."""
 
 
 @pytest.fixture
@@ -134,43 +123,11 @@ def test_a_partition_that_does_not_exist_is_found_before_a_step_is_queued(comman
     assert "max_nodes=9" in shown and "step of srun" not in shown
 
 
-@contextmanager
-def nodes_that_see(script: str, folder: Path, *arguments: str) -> Iterator[FaultySandbox]:
-    """Yield a sandbox whose nodes see `folder` as a shell script mounts it; {node} stands for a path."""
-    with own_sandbox("m", nodes=2) as sandbox:
-        environment = sandbox._daemon_environment()
-        for node in sandbox.plan.nodes:
-            sandbox._kill(node.name)
-            words = [argument.replace("{node}", f"{sandbox.root}/{node.name}") for argument in arguments]
-            inside = [
-                "unshare",
-                "--mount",
-                "--propagation=private",
-                "sh",
-                "-c",
-                script,
-                "sh",
-                str(folder),
-                *words,
-            ]
-            slurmd = [find_program("slurmd", environment["PATH"]), "-D", "-N", node.name]
-            processes.start(
-                node.name,
-                [*network.enter(sandbox.plan, node, environment), *inside, *slurmd],
-                root=sandbox.root,
-                environment=environment,
-                folder=sandbox.root / "spool" / node.name,
-            )
-
-        names = ["slurmctld", *sandbox.nodes]
-        daemons.wait_for(sandbox.plan, "idle nodes", lambda: daemons.idle(sandbox.plan, environment), names)
-        yield sandbox
-
-
 def test_caches_and_locks_of_the_nodes_mounts_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with nodes_that_see(SSHFS, tmp_path, "{node}", CACHED) as sandbox:
+    mount = {"shared": "sshfs", "shared_folder": tmp_path, "mount_options": CACHED}
+    with own_sandbox("z", nodes=2, **mount) as sandbox:
         for name, value in sandbox.environment().items():
             monkeypatch.setenv(name, value)
         job = make_job(partition="low", project_dir=tmp_path, python=sys.executable)
@@ -188,8 +145,11 @@ def test_caches_and_locks_of_the_nodes_mounts_are_found(
 def test_a_folder_that_the_nodes_do_not_have_is_named(tmp_path: Path) -> None:
     project = tmp_path / "project"
     write_cluster(project)
-    with nodes_that_see(HIDE, tmp_path) as sandbox:
+    with own_sandbox("z", nodes=2, shared="nfs", shared_folder=tmp_path) as sandbox:
         command = Command(project, sandbox.environment())
+        for node in sandbox.nodes:
+            hide = ["mount", "-t", "tmpfs", "none", tmp_path]
+            subprocess.run([*sandbox.on_node(node), *hide], check=True)
         shown = command("cluster", "check", "mine", "--files", code=EXIT_CONFIG)
         assert f"n1: [Errno 2] No such file or directory: '{project}'" in shown
         assert "It must have the same path on the nodes and on the login node" in shown
@@ -197,7 +157,8 @@ def test_a_folder_that_the_nodes_do_not_have_is_named(tmp_path: Path) -> None:
 
 
 def test_the_preflight_of_a_run_warns_of_locks_that_hold_on_one_host(tmp_path: Path) -> None:
-    with nodes_that_see(SSHFS, tmp_path, "{node}", LIKE_NFS) as sandbox:
+    mount = {"shared": "sshfs", "shared_folder": tmp_path, "mount_options": SHORT}
+    with own_sandbox("z", nodes=2, **mount) as sandbox:
         command = Command(make_project(tmp_path / "project"), sandbox.environment())
         run = command.submit(
             "checked", "nodes=2", "ranks_per_node=1", "train.steps=2", "preflight=on", *SMALL
