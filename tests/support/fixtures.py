@@ -15,6 +15,7 @@ import pytest
 
 from slurmddp.checkpoint.memory.service import CheckpointService
 from slurmddp.host import process
+from slurmddp.launchers.link.connection import Connection
 from slurmddp.runs import index
 from slurmddp.runs.folder.layout import RunFolder
 from support.distributed import ranks
@@ -75,6 +76,12 @@ def make_run(tmp_path):
         return folder
 
     return make
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no kernel acknowledge bytes, as if each silent host were off the network."""
+    monkeypatch.setattr(Connection, "is_acknowledged", lambda self, within_s: False)
 
 
 @pytest.fixture

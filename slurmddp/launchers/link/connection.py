@@ -16,6 +16,7 @@ import hmac
 import json
 import select
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -28,6 +29,8 @@ _MAX_STRANGERS_FRAME_BYTES = 2048
 _SIZE_BYTES = 4
 _MAC_BYTES = 16
 _READ_BYTES = 1 << 16
+_TCP_INFO = struct.Struct("8x13I")
+"""The start of `struct tcp_info` in linux/tcp.h; its last number is `tcpi_last_ack_recv`, in milliseconds."""
 _READS = 64
 """The largest number of reads in a row, so that no single peer holds up the agent."""
 
@@ -35,6 +38,12 @@ CLOSED = "closed"
 """The other process closed the connection, or ended, or broke the protocol."""
 CUT = "cut"
 """The network failed; the other process may still run."""
+
+BLOCKED_S = 150.0
+"""Seconds of silence after which an agent is lost although its host's kernel acknowledges bytes.
+
+An agent reads and writes files of the run folder, so a file server that stops silences it.
+"""
 
 Message = dict[str, Any]
 """A JSON object; `kind` names the dataclass of the message."""
@@ -200,6 +209,20 @@ class Connection:
         # Drop the bytes that follow a frame that breaks the protocol, because they can't be trusted.
         self._read_bytes.clear()
         self.ended = CLOSED
+
+    def is_acknowledged(self, within_s: float) -> bool:
+        """Return whether the other host's kernel has acknowledged sent bytes within the last seconds.
+
+        A kernel acknowledges bytes even while the process that should read them waits, for example for a file
+        server that has stopped. A host that is off the network acknowledges nothing.
+        """
+        try:
+            info = self._end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        except OSError:
+            return False
+
+        milliseconds: int = _TCP_INFO.unpack(info)[-1]
+        return milliseconds < 1000 * within_s
 
     def finish(self, deadline: float) -> None:
         """Send the unsent bytes, `deadline` at the latest, and close so that the peer still gets them."""

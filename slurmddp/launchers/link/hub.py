@@ -15,6 +15,7 @@ from functools import partial
 from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host.ports import candidate_ports, listen_as_rank_zero
 from slurmddp.launchers.link.connection import (
+    BLOCKED_S,
     CLOSED,
     Awake,
     Clock,
@@ -309,11 +310,18 @@ class Hub:
                     peer.connection.put(["beat", peer.session.received])
 
         silent = [
-            (node, peer)
-            for node, peer in self._peers.items()
-            if peer.is_present and now - peer.heard > self._lost_after_s
+            (node, peer) for node, peer in self._peers.items() if peer.is_present and self._is_lost(peer, now)
         ]
         return [(node, self._lose_silent(peer, now)) for node, peer in silent]
+
+    def _is_lost(self, peer: _Peer, now: float) -> bool:
+        """Decide whether a member was silent for too long, which depends on its host's kernel."""
+        silent_s = now - peer.heard
+        if silent_s <= self._lost_after_s:
+            return False
+
+        is_blocked = peer.connection is not None and peer.connection.is_acknowledged(self._lost_after_s / 2)
+        return silent_s > BLOCKED_S or not is_blocked
 
     def _lose_silent(self, peer: _Peer, now: float) -> Message:
         peer.silent = True

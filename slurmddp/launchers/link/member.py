@@ -21,6 +21,7 @@ from slurmddp.environments.rank_info import RankInfo
 from slurmddp.host.address import Address, find_rank_zero
 from slurmddp.host.ports import candidate_ports
 from slurmddp.launchers.link.connection import (
+    BLOCKED_S,
     CLOSED,
     Awake,
     Clock,
@@ -88,6 +89,8 @@ class Member:
         self._gone = False
         self._heard = 0.0
         """When the last frame came from the hub, in seconds of `Awake`."""
+        self._next_echo = 0.0
+        """When to send a silent hub the next frame, in seconds of `Awake`."""
 
     def descriptors(self) -> list[int]:
         return [] if self._poll.closed else [self._poll.fileno()]
@@ -101,7 +104,7 @@ class Member:
             self._read_hub(self._connection, messages, now)
 
         # This check comes after the read, so that the hub does not count as silent while its frames wait.
-        if self._joined and not self._gone and now - self._heard > self._lost_after_s:
+        if self._joined and not self._gone and self._is_hub_lost(now):
             self._lose(messages, f"no heartbeat for {now - self._heard:.0f} s", together=1)
 
         if not self._gone:
@@ -146,6 +149,20 @@ class Member:
         self._connection = self._attempt = None
         self._gone = True
         self._poll.close()
+
+    def _is_hub_lost(self, now: float) -> bool:
+        """Decide whether the hub was silent for too long, which depends on its host's kernel."""
+        silent_s = now - self._heard
+        # A silent hub sends nothing to answer, so send it frames that its kernel acknowledges.
+        if self._connection and silent_s > 2 * self._heartbeat_s and now >= self._next_echo:
+            self._next_echo = now + self._heartbeat_s
+            self._connection.put(["echo", self._session.received])
+
+        if silent_s <= self._lost_after_s:
+            return False
+
+        is_blocked = self._connection is not None and self._connection.is_acknowledged(self._lost_after_s / 2)
+        return silent_s > BLOCKED_S or not is_blocked
 
     def _begin_walk(self) -> None:
         """Start the search for the hub anew, with the first endpoint and the shortest times."""

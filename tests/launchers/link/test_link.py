@@ -258,7 +258,7 @@ def child():
         os.waitpid(pid, 0)
 
 
-def test_who_is_given_up_hears_of_it_although_a_child_holds_a_copy(star):
+def test_who_is_given_up_hears_of_it_although_a_child_holds_a_copy(star, unreachable):
     two = star(by_manual_clocks(2))
     with child():
         pass_s(two, 12, 1)

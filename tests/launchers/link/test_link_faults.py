@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import select
+import socket
+import time
+
 import pytest
 
-from slurmddp.launchers.link.connection import CUT, Awake, Session
+from slurmddp.launchers.link.connection import CUT, Awake, Connection, Session
 from support.runs.links import ManualClock, Star, by_manual_clocks, pass_s, running, text_message
 
 
@@ -57,7 +61,42 @@ def test_a_farewell_is_no_loss_and_comes_after_all_that_was_said(star, node):
     assert two.losses == []
 
 
-def test_a_silent_member_is_lost_after_a_while(star):
+@pytest.mark.parametrize("blocked", [0, 1])
+def test_an_agent_that_waits_for_its_files_is_not_lost_while_its_kernel_answers(star, blocked):
+    """A file server that stops for two minutes blocks agents, whose hosts are well."""
+    two = star(by_manual_clocks(2))
+    pass_s(two, 130, blocked)
+    assert two.losses == []
+    two.drain()
+    assert two.losses == []
+    pass_s(two, 152, blocked)
+    assert two.losses == [(1 - blocked, blocked, "no heartbeat for 150 s")]
+
+
+def test_a_member_sends_a_silent_hub_frames_that_its_kernel_acknowledges(star, monkeypatch):
+    two = star(by_manual_clocks(2))
+    sent = []
+    monkeypatch.setattr(two.links[1]._connection, "put", sent.append)
+    pass_s(two, 9, 0)
+    assert len(sent) in (6, 7)
+    assert all(frame[0] == "echo" for frame in sent)
+
+
+def test_acknowledgements_of_the_kernel_have_an_age():
+    """The kernel acknowledges bytes that no process reads; a closed connection is acknowledged no more."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        end = socket.create_connection(listener.getsockname())
+        end.setblocking(False)
+        connection = Connection(end, select.epoll())
+        connection.put(["echo", 0])
+        assert connection.is_acknowledged(60.0)
+        time.sleep(0.02)
+        assert not connection.is_acknowledged(0.001)
+        connection.close()
+        assert not connection.is_acknowledged(60.0)
+
+
+def test_a_silent_member_is_lost_after_a_while(star, unreachable):
     three = star(by_manual_clocks(3))
     pass_s(three, 9, 1)
     assert three.losses == []
@@ -69,14 +108,14 @@ def test_a_silent_member_is_lost_after_a_while(star):
     assert three.links[0].missing() == []
 
 
-def test_a_hub_counts_the_members_that_fell_silent_together(star):
+def test_a_hub_counts_the_members_that_fell_silent_together(star, unreachable):
     three = star(by_manual_clocks(3))
     pass_s(three, 1, 1)
     pass_s(three, 12, 1, 2)
     assert three.together == [(0, 1, 2), (0, 2, 2)]
 
 
-def test_a_member_that_falls_silent_alone_is_counted_with_nobody(star):
+def test_a_member_that_falls_silent_alone_is_counted_with_nobody(star, unreachable):
     three = star(by_manual_clocks(3))
     pass_s(three, 12, 1)
     assert three.together == [(0, 1, 0)]
@@ -84,7 +123,7 @@ def test_a_member_that_falls_silent_alone_is_counted_with_nobody(star):
     assert (0, 2, 1) in three.together, "the first loss lies too far back"
 
 
-def test_a_member_whose_connection_has_closed_is_not_counted_as_silent(star):
+def test_a_member_whose_connection_has_closed_is_not_counted_as_silent(star, unreachable):
     three = star(by_manual_clocks(3))
     three.links.pop(1).close(farewell=False)
     three.until(lambda: three.losses)
@@ -92,7 +131,7 @@ def test_a_member_whose_connection_has_closed_is_not_counted_as_silent(star):
     assert three.together == [(0, 1, None), (0, 2, 1)]
 
 
-def test_a_silent_hub_is_lost_after_a_while(star):
+def test_a_silent_hub_is_lost_after_a_while(star, unreachable):
     three = star(by_manual_clocks(3))
     pass_s(three, 9, 0)
     assert three.losses == []
@@ -100,7 +139,7 @@ def test_a_silent_hub_is_lost_after_a_while(star):
     assert sorted(three.losses) == [(1, 0, "no heartbeat for 10 s"), (2, 0, "no heartbeat for 10 s")]
 
 
-def test_a_hub_that_was_stopped_calls_nobody_lost(star):
+def test_a_hub_that_was_stopped_calls_nobody_lost(star, unreachable):
     three = star(by_manual_clocks(3))
     for clock in three.clocks.values():
         clock.now += 1.0
@@ -155,6 +194,9 @@ class Deaf:
         """Let it go nowhere."""
 
     read = flush = lambda self: None
+
+    def is_acknowledged(self, within_s):
+        return False
 
     def next(self):
         """Return what comes through: nothing."""
