@@ -17,6 +17,8 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from slurmddp.sandbox.plan import SHARED
+
 pytest_plugins = ["support.fixtures"]
 
 # The same examples in every run, none of them on the clock, and none from a file of an earlier run.
@@ -32,6 +34,11 @@ for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 
 # pytest sets the one, torch the other at the first step of an optimizer.
 VOLATILE = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the nodes of the SLURM tests see the tests' folders through a shared file system."""
+    parser.addoption("--shared", choices=SHARED, help="mount the folders of the tests on all nodes")
 
 
 def command_line(process: psutil.Process) -> str:

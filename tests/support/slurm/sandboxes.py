@@ -18,6 +18,14 @@ from support.slurm import stub_runs, train_project
 from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.versions import by_version
 
+_mount: dict[str, Any] = {}
+"""The sizes of all sandboxes that describe the mount of pytest's option --shared."""
+
+
+def mount_everywhere(kind: str, folder: Path) -> None:
+    """Let the nodes of all sandboxes made from now on mount a folder."""
+    _mount.update(shared=kind, shared_folder=folder)
+
 
 @contextmanager
 def own_sandbox(letter: str, nodes: int, **options: Any) -> Iterator[FaultySandbox]:
@@ -26,7 +34,9 @@ def own_sandbox(letter: str, nodes: int, **options: Any) -> Iterator[FaultySandb
     Each file of tests uses another `letter` for its sandbox; sockets need short paths.
     """
     with tempfile.TemporaryDirectory(prefix="slurmddp-") as folder:
-        made = FaultySandbox(f"{letter}{os.getpid()}", root=Path(folder) / "sandbox", nodes=nodes, **options)
+        made = FaultySandbox(
+            f"{letter}{os.getpid()}", root=Path(folder) / "sandbox", nodes=nodes, **{**_mount, **options}
+        )
         try:
             made.up()
         except SlurmddpError as error:
