@@ -17,7 +17,7 @@ from slurmddp.sandbox import Sandbox
 from support.slurm.sandboxes import nodes_of
 from support.slurm.train_project import SMALL, Command, Run, make_project, occupy
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.shared_folder, pytest.mark.timeout(600)]
 
 UNANSWERED = """#!/bin/sh
 case "$*" in *--test-only*) exec {sbatch} "$@" ;; esac

@@ -12,7 +12,7 @@ from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import bring_back, lose, nodes_of, own_sandbox
 from support.slurm.train_project import SMALL, Command, Run, make_project, of_attempt
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.shared_folder, pytest.mark.timeout(600)]
 
 FAULTY = '''
 import json

@@ -17,7 +17,7 @@ from support.slurm.run_processes import agent_of, processes_of
 from support.slurm.sandboxes import lose, own_sandbox
 from support.slurm.train_project import Command, make_project, of_attempt
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.shared_folder, pytest.mark.timeout(600)]
 
 DEAF_DATA = '''
 import ctypes

@@ -23,7 +23,7 @@ from support.slurm.train_project import Command, make_project
 from support.slurm.train_project import Run as TrainingRun
 from support.slurm.versions import by_version
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.shared_folder, pytest.mark.timeout(600)]
 
 ALONE = {"exclusive": True}
 

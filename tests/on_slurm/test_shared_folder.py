@@ -13,14 +13,16 @@ import pytest
 
 from slurmddp.errors import ConfigError, SlurmError
 from slurmddp.sandbox import daemons, mounts, processes
-from slurmddp.sandbox.plan import SHARED
 from support.slurm.faulty_sandbox import FaultySandbox
 from support.slurm.sandboxes import bring_back
 
 pytestmark = pytest.mark.slurm
 
+# `make test` does not install GlusterFS.
+KINDS = ("nfs", "sshfs", pytest.param("glusterfs", marks=pytest.mark.slow))
 
-@pytest.fixture(scope="module", params=SHARED)
+
+@pytest.fixture(scope="module", params=KINDS)
 def mounted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FaultySandbox]:
@@ -152,7 +154,7 @@ def own_folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize("shared", KINDS)
 def test_an_interrupted_start_leaves_the_folder_as_it_was(
     shared: str, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +171,7 @@ def test_an_interrupted_start_leaves_the_folder_as_it_was(
     assert_plain(own_folder)
 
 
+@pytest.mark.slow
 def test_the_next_start_removes_the_mount_of_a_sandbox_whose_processes_were_killed(own_folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="slurmddp-") as root:
         made = FaultySandbox(
@@ -184,6 +187,7 @@ def test_the_next_start_removes_the_mount_of_a_sandbox_whose_processes_were_kill
     assert (own_folder / "inside/new").read_text() == "on the volume"
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_volume_is_refused_and_left_alone(own_folder: Path) -> None:
     (own_folder / ".glusterfs").mkdir()
     with tempfile.TemporaryDirectory(prefix="slurmddp-") as root:

@@ -8,7 +8,7 @@ import pytest
 
 from support.slurm.train_project import UNHURRIED, Command, Run, make_project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.shared_folder, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from slurmddp.sandbox import Sandbox
 from support import ROOT
 from support.slurm.train_project import SMALL, UNHURRIED, Command, Run, make_project
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.shared_folder, pytest.mark.timeout(600)]
 
 APP = """
 import os, pathlib, hydra

@@ -15,7 +15,7 @@ from support import TESTS
 from support.slurm.run_processes import processes_of, ranks_of
 from support.slurm.train_project import SMALL, UNHURRIED, Command, Run, make_project, occupy
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.shared_folder, pytest.mark.timeout(600)]
 
 STEPS = "train.steps=80"
 SUBMITTERS = ("sbatch", "submitit")
