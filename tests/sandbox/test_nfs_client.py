@@ -141,9 +141,9 @@ def test_a_host_reads_what_it_has_written(hosts: tuple[Host, Host]) -> None:
     writer.client.write("/file", b"data", 0, info)
     assert writer.client.read("/file", 100, 0, info) == b"data"
     other = writer.open("/file", APPEND)
-    writer.client.write("/file", b"more", 0, info)
+    writer.client.write("/file", b"longer", 0, info)
     writer.client.write("/file", b"end", 0, other)
-    assert writer.read("/file") == b"moreend"
+    assert writer.read("/file") == b"longerend"
 
 
 def test_a_file_that_another_client_has_removed_is_stale(hosts: tuple[Host, Host], tmp_path: Path) -> None:
@@ -158,6 +158,26 @@ def test_a_file_that_another_client_has_removed_is_stale(hosts: tuple[Host, Host
     with pytest.raises(OSError, match="Stale file handle"):
         writer.client.flush("/file", info)
     writer.client.flush("/file", info)
+
+
+def test_a_write_raises_the_error_of_the_data_before(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    writer, _ = hosts
+    info = writer.open("/file", CREATE)
+    writer.client.write("/file", b"data", 0, info)
+    (tmp_path / "file").unlink()
+    writer.client.write_back_old()
+    with pytest.raises(OSError, match="Stale file handle"):
+        writer.client.write("/file", b"more", 4, info)
+
+
+def test_data_after_the_last_flush_reach_the_server(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    """The kernel writes mapped memory back after the close of its file."""
+    writer, _ = hosts
+    info = writer.open("/file", CREATE)
+    writer.client.flush("/file", info)
+    writer.client.write("/file", b"data", 0, info)
+    writer.client.release("/file", info)
+    assert (tmp_path / "file").read_bytes() == b"data"
 
 
 def test_an_open_file_is_stale_once_its_attributes_are_asked_for(
@@ -318,9 +338,11 @@ def test_a_renamed_open_file_gets_its_data(hosts: tuple[Host, Host]) -> None:
     info = writer.open("/file", CREATE)
     writer.client.write("/file", b"data", 0, info)
     writer.client.rename("/file", "/other")
-    writer.client.write_back_old()
     assert writer.size("/other") == 4
-    assert reader.read("/other") == b"data"
+    writer.client.write("/other", b"more", 4, info)
+    writer.client.write_back_old()
+    assert writer.size("/other") == 8
+    assert reader.read("/other") == b"datamore"
 
 
 def test_sizes_are_cut_and_space_is_reserved(hosts: tuple[Host, Host]) -> None:

@@ -127,6 +127,18 @@ def test_the_time_doubles_while_nothing_changes_and_starts_anew_with_a_change(
     assert waits[8:] == [60, 3, 6, 12, 24], "the answer at 333 shows the change"
 
 
+def test_the_time_of_a_folder_has_a_limit_of_its_own(server: Server) -> None:
+    cache = AttributeCache(parse_options("acdirmax=45"), server, lambda: server.now)
+    asked_at = []
+    for second in range(200):
+        server.now = second
+        before = server.questions.count("/")
+        exists(cache, "/absent")
+        if server.questions.count("/") > before:
+            asked_at.append(second)
+    assert asked_at == [0, 30, 75, 120, 165]
+
+
 def test_an_answer_in_the_meantime_does_not_double_the_time(server: Server, cache: AttributeCache) -> None:
     server.change("/log")
     assert exists(cache, "/log")
@@ -245,6 +257,16 @@ def test_the_attributes_of_an_open_file_are_remembered_as_well(server: Server, c
         )
         == 3
     )
+
+
+def test_the_answer_about_an_open_file_is_remembered(server: Server, cache: AttributeCache) -> None:
+    server.change("/log")
+    inode = cache.attributes("/log").st_ino
+    server.now = 3
+    cache.attributes_of_open("/log", inode, lambda: server("/log"))
+    questions = len(server.questions)
+    cache.attributes_of_open("/log", inode, lambda: server("/log"))
+    assert len(server.questions) == questions
 
 
 @pytest.mark.parametrize(
