@@ -1,4 +1,4 @@
-# The verbs: make train | test | lint | format | bench | chaos | matrix | pictures | clean. `make help` says what each does.
+# `make help` says what each verb does.
 PYTHON ?= python3
 # Other versions than those of constraints.txt: make test VERSIONS="torch==2.15.0 numpy==1.26.4". They and another
 # PYTHON (python3.13) get a virtual environment of their own beside .venv.
@@ -19,8 +19,8 @@ BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1
 	"checkpoint_stall.py --sizes 100 --rounds 2" "step.py --sizes small --rounds 10 --seconds 0.2"
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format bench chaos matrix pictures clean install slurm browser programs gpu pytest \
-	unit distributed slurm-tests-1 slurm-tests-2 slurm-tests-3 end-to-end-tests other-tests
+.PHONY: help train test check lint format bench chaos matrix pictures dist clean release-tag install slurm browser \
+	programs gpu pytest unit distributed slurm-tests-1 slurm-tests-2 slurm-tests-3 end-to-end-tests other-tests
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,14 @@ chaos: $(BIN)/.installed-test slurm  ## disturb trainings on a SLURM of this mac
 
 pictures: $(BIN)/.installed-test browser  ## draw the pictures of the README from a real training
 	PYTHONPATH=tests $(BIN)/python docs/images/make.py
+
+dist: release-tag $(BIN)/.installed-test  ## build the wheel and the sdist into dist/; TAG=v1.2.3 must be the version
+	rm -rf build dist
+	$(BIN)/python -m build
+
+release-tag:
+	@version=v$$($(PYTHON) -c 'import slurmddp; print(slurmddp.__version__)'); [ "$(or $(TAG),$$version)" = "$$version" ] || \
+		{ echo "The tag $(TAG) is not $$version, the version in slurmddp/__init__.py." >&2; exit 1; }
 
 clean:  ## remove what the other verbs made, except runs/
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
