@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -62,7 +63,15 @@ def render_report(folder: Path) -> str:
 
 def render_sandbox(name: str) -> Callable[[Path], str]:
     def rendered(folder: Path) -> str:
-        asked = plan.Request(name="default", root=folder, nodes=2, gpus=2, accounting=True)
+        asked = plan.Request(
+            name="default",
+            root=folder,
+            nodes=2,
+            gpus=2,
+            accounting=True,
+            shared="glusterfs",
+            shared_folder=folder,
+        )
         machine = plan.Machine(
             host="laptop", user="me", memory_mb=8000, slurm_version=(22, 5), subnet=3, controller_port=21000,
             database_port=21001, node_ports=(),
@@ -131,7 +140,25 @@ def check_settings(text: str) -> None:
     assert lines and all("=" in line for line in lines)
 
 
-CHECKS = {".sbatch": check_shell, ".sh": check_shell, ".html": check_page, ".conf": check_settings}
+def check_volume(text: str) -> None:
+    """Check that each volume is closed, and that it is made of volumes above it."""
+    blocks = re.findall(r"^volume (\S+)\n(.*?)^end-volume$", text, flags=re.M | re.S)
+    assert len(blocks) == text.count("end-volume") == len(re.findall(r"^volume ", text, flags=re.M)) > 0
+    known: set[str] = set()
+    for name, content in blocks:
+        assert re.search(r"^ +type \w+/[\w-]+$", content, flags=re.M)
+        for line in re.findall(r"^ +subvolumes (.+)$", content, flags=re.M):
+            assert set(line.split()) <= known
+        known.add(name)
+
+
+CHECKS = {
+    ".sbatch": check_shell,
+    ".sh": check_shell,
+    ".html": check_page,
+    ".conf": check_settings,
+    ".vol": check_volume,
+}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
