@@ -15,12 +15,14 @@ SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip sshd ssh fish tcs
 # Two thirds of what tests/on_slurm takes; the last third is whatever is not named here.
 SLURM_1 := $(patsubst %,tests/on_slurm/test_%.py,fence node_fail training)
 SLURM_2 := $(patsubst %,tests/on_slurm/test_%.py,chaos controller elements faults frameworks stop)
+# Below two minutes on one core, together.
+FAST := $(addprefix tests/,architecture settings slurm runs pages environments host)
 BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1" \
 	"checkpoint_stall.py --sizes 100 --rounds 2" "step.py --sizes small --rounds 10 --seconds 0.2"
 
 .DEFAULT_GOAL := help
 .PHONY: help train test check lint format bench chaos matrix pictures dist clean release-tag install slurm browser \
-	programs gpu pytest unit distributed slurm-tests-1 slurm-tests-2 slurm-tests-3 end-to-end-tests other-tests
+	programs gpu pytest unit distributed slurm-tests-1 slurm-tests-2 slurm-tests-3 end-to-end-tests fast-tests other-tests
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +64,9 @@ test:  ## install what the tests need and run all of them, on a real SLURM too
 	$(MAKE) --no-print-directory --jobs=6 --keep-going --output-sync=target slurm-tests-1 slurm-tests-2 \
 		slurm-tests-3 end-to-end-tests other-tests $(if $(VERSIONS),,lint)
 
+check: $(BIN)/.installed-test  ## the linters and the fast tests: no root, no SLURM, no browser; before each commit
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target lint fast-tests
+
 lint: $(BIN)/.installed-test  ## ruff, mypy (strict) and a table of the style of each room
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -95,6 +100,9 @@ slurm-tests-3: $(BIN)/.installed-test slurm
 
 end-to-end-tests: $(BIN)/.installed-test
 	$(PYTEST) tests/end_to_end -m "not slow and not gpu" --durations=15
+
+fast-tests: $(BIN)/.installed-test
+	$(PYTEST) $(FAST) -m "not distributed and not slurm and not gpu and not slow and not browser"
 
 other-tests: $(BIN)/.installed-test browser
 	$(PYTEST) tests --ignore=tests/on_slurm --ignore=tests/end_to_end -m "not slow and not gpu" --durations=15

@@ -12,10 +12,11 @@ from typing import Literal
 from slurmddp.control.selection import select_own
 from slurmddp.errors import SlurmError
 from slurmddp.host.atomic_file import write_atomic
-from slurmddp.launchers.submit.queued_jobs import live_jobs, with_leftovers
+from slurmddp.launchers.submit.queued_jobs import leftovers_of_each, live_jobs
 from slurmddp.runs.folder.history import History, read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.alive import is_alive, is_here
+from slurmddp.runs.status.run_status import RunStatus, statuses
 from slurmddp.runs.text_format import counted
 from slurmddp.slurm.client import SlurmClient
 
@@ -81,12 +82,12 @@ def cancel(name: str, slurm: SlurmClient | None = None) -> Cancelled:
     """
     selection = select_own(name)
     slurm = slurm or SlurmClient()
-    statuses = with_leftovers(selection.runs, slurm)
-    active = [RunFolder(status.path) for status, has_job in statuses if has_job]
+    selected = with_leftovers(selection.runs, slurm)
+    active = [RunFolder(status.path) for status, has_job in selected if has_job]
     ends = dict(zip((folder.path for folder in active), _end(active, slurm), strict=True))
 
     runs = []
-    for status, has_job in statuses:
+    for status, has_job in selected:
         jobs, process = ends.get(status.path, ((), None))
         runs.append(
             CancelledRun(
@@ -171,6 +172,20 @@ def _cancel_jobs_or_explain(
 
     for (folder, _), ids in zip(runs, jobs_of_each, strict=True):
         cancelled[folder.path].extend(ids)
+
+
+def with_leftovers(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tuple[RunStatus, bool]]:
+    """Return for each run its status, and whether it has, or may have, a job or a process.
+
+    SLURM may still have a job of a run that has ended, for example a requeued one, which the run folder does
+    not record. One query of SLURM finds these jobs for all runs.
+    """
+    all_statuses = statuses(folders, slurm)
+    ended = [RunFolder(status.path) for status in all_statuses if not status.active]
+    leftovers = zip(ended, leftovers_of_each(ended, slurm), strict=True)
+    with_job = {folder.path for folder, jobs in leftovers if jobs}
+
+    return [(status, status.active or status.path in with_job) for status in all_statuses]
 
 
 def cancel_jobs(runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmClient) -> list[list[str]]:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from slurmddp.control.cancel import cancel_jobs
+from slurmddp.control.cancel import cancel_jobs, with_leftovers
 from slurmddp.control.selection import select_own
 from slurmddp.errors import SlurmError
 from slurmddp.host.atomic_file import write_atomic
-from slurmddp.launchers.submit.queued_jobs import with_leftovers
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus

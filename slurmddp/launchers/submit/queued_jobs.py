@@ -8,7 +8,6 @@ from pathlib import Path
 from slurmddp.errors import RunStateError, SlurmError
 from slurmddp.runs.folder.history import History, read_history
 from slurmddp.runs.folder.layout import RunFolder
-from slurmddp.runs.status.run_status import RunStatus, statuses
 from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.states import ACTIVE, PENDING, JobState
 
@@ -45,20 +44,6 @@ def leftovers_of_each(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[
 def _leftovers(folder: RunFolder, live: Mapping[str, JobState]) -> list[str]:
     named = named_jobs(read_history(folder)) if live else set()
     return [job_id for job_id, job in live.items() if job.pending or job_id not in named]
-
-
-def with_leftovers(folders: Sequence[RunFolder], slurm: SlurmClient) -> list[tuple[RunStatus, bool]]:
-    """Return for each run its status, and whether it has, or may have, a job or a process.
-
-    SLURM may still have a job of a run that has ended, for example a requeued one, which the run folder does
-    not record. One query of SLURM finds these jobs for all runs.
-    """
-    all_statuses = statuses(folders, slurm)
-    ended = [RunFolder(status.path) for status in all_statuses if not status.active]
-    leftovers = zip(ended, leftovers_of_each(ended, slurm), strict=True)
-    with_job = {folder.path for folder, jobs in leftovers if jobs}
-
-    return [(status, status.active or status.path in with_job) for status in all_statuses]
 
 
 def settle(folder: RunFolder, slurm: SlurmClient, say: Callable[[str], None]) -> str | None:

@@ -17,10 +17,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from itertools import product
-from typing import Any
 from urllib.parse import urlsplit
 
-import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
@@ -269,15 +267,11 @@ def _serve(info: RankInfo) -> tuple[Address, dist.TCPStore]:
     """Open the store on the first of rank 0's addresses that this machine has; return address and store."""
     listener = listen_as_rank_zero(info, [0])
     host, port = listener.getsockname()[:2]
-    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
-    if _torch_version() >= (2, 8):
-        options["master_listen_fd"] = listener.detach()
-    else:
-        # Older versions of torch can't take over a socket. They choose a port and listen on all addresses.
-        listener.close()
-        port = 0
+    store = dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
 
-    return Address(listener.family, host), dist.TCPStore(host, port, **options)
+    return Address(listener.family, host), store
 
 
 def _warn_if_slow(seconds: float) -> bool:
@@ -289,10 +283,6 @@ def _warn_if_slow(seconds: float) -> bool:
         _log.warning("torch took %.0f s to connect to its store. %s", seconds, _NAMES_HINT)
 
     return seconds > _SLOW_S
-
-
-def _torch_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def _find_store(info: RankInfo, deadline: float, stopped: Callable[[], bool]) -> dist.TCPStore:

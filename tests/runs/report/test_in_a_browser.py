@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from slurmddp.bench.page import write_bench_page
@@ -23,6 +24,8 @@ from slurmddp.runs.report.sweep import write_sweep_report
 from slurmddp.runs.status.run_status import status, statuses
 from support.runs.bench_results import bench_result
 from support.runs.run_events import add, saved, started, submitted, write
+
+pytestmark = pytest.mark.browser
 
 WIDTHS = {"screen": 1280, "phone": 390}
 """Pixels."""

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-import torch
 from torch.distributed import FileStore
 
 from slurmddp.errors import ConfigError, MismatchError, SlurmddpError, StoppedAtCheckpoint
@@ -41,9 +40,7 @@ def test_four_ranks_share_a_store_that_only_this_machine_can_reach():
     assert are_shared(*stores)
     listening = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert stores[0].port in {address.port for address in listening}
-    # Older versions of torch can't take over a socket, and listen on all addresses.
-    takes_socket = torch.torch_version.TorchVersion(torch.__version__) >= (2, 8)
-    assert {address.ip for address in listening} == ({"127.0.0.1"} if takes_socket else {"::"})
+    assert {address.ip for address in listening} == {"127.0.0.1"}
     assert not {address.port for address in listening} & set(candidate_ports(launch)), "nobody asks any more"
 
 
