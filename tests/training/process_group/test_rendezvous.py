@@ -149,11 +149,6 @@ def test_without_a_free_candidate_the_port_is_published_in_the_attempts_folder(m
         assert are_shared(*meet(two_ranks(launch)))
 
 
-def test_an_older_torch_that_accepts_no_socket_opens_the_store_itself(monkeypatch):
-    monkeypatch.setattr(rendezvous, "_torch_version", lambda: (2, 4))
-    assert are_shared(*meet(two_ranks(a_launch())))
-
-
 def test_the_store_listens_only_on_the_address_that_leads_to_the_others():
     launch = a_launch()
     stores = meet([on_two_nodes(n, launch, emulated=False, master_addr="127.0.0.2") for n in range(4)])
