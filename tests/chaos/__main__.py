@@ -43,6 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--nodes", type=at_least(1), default=2, metavar="N", help="nodes of the training (2)")
     add("--ranks-per-node", type=at_least(1), default=2, metavar="N", help="ranks on each (2)")
     add("--steps", type=at_least(100), default=600, metavar="N", help="steps of each training (600)")
+    add("--shared", choices=("nfs", "sshfs", "glusterfs"), default="", help="let each node mount the project")
     add("--in-place", action="store_true", help="let fallen ranks begin again in the job (default: requeue)")
     add("--limit", type=at_least(1), default=180, metavar="S", help="seconds to wait for a recovery (180)")
     add("--keep", action="store_true", help="keep the run folders and say where they are")
@@ -90,12 +91,13 @@ def _settings(args: argparse.Namespace) -> Settings:
         nodes=args.nodes, ranks_per_node=args.ranks_per_node, steps=args.steps, in_place=args.in_place
     )
     return Settings(
-        kinds=tuple(choose(args.kinds, root=can_make_namespaces())),
+        kinds=tuple(choose(args.kinds, root=can_make_namespaces(), shared=bool(args.shared))),
         faults=args.faults,
         seed=args.seed,
         shape=shape,
         limit_s=args.limit,
         keep=Path(tempfile.mkdtemp(prefix="slurmddp-chaos-kept-")) if args.keep else None,
+        shared=args.shared,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,9 @@ START_WAIT_S = 120
 """How long a fault waits for the next attempt, or for the end of one."""
 BATCH_HOST_CUT_S = (30.0, 45.0)
 """Longer than agents wait for each other, shorter than SLURM waits for a node."""
+SERVER_STOP_S = (10.0, 60.0)
+CLIENT_HANG_S = 5.0
+"""Longer than an agent needs to end and report its exit code on an idle machine."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Scene:
     sandbox: FaultySandbox
     training: Training
     disk: Path | None = None
-    """The small file system that holds the run folders, where there is one."""
+    """The small file system that holds the project with its run folders, where there is one."""
 
     def ranks(self) -> list[psutil.Process]:
         return ranks_of(self.training.folder.path, self.training.attempt)
@@ -69,6 +73,8 @@ class Fault:
     purpose: str
     inject: Callable[[Scene, random.Random], Struck]
     needs_root: bool = False
+    needs_shared: bool = False
+    """Whether the nodes must see the project through clients of a shared file system."""
 
 
 class MissedError(Exception):
@@ -218,6 +224,44 @@ def fill_disk(scene: Scene, luck: random.Random) -> Struck:
     return Struck(what, at, True if training.attempt > attempt else None)
 
 
+def stop_server(scene: Scene, luck: random.Random) -> Struck:
+    """Let the file server answer nobody for a while."""
+    stopped_s = luck.uniform(*SERVER_STOP_S)
+    at = time.time()
+    # Nothing may look at the project meanwhile: on GlusterFS this machine is a client as well.
+    with scene.sandbox.stopped_file_server():
+        time.sleep(stopped_s)
+    return Struck(f"the file server stopped for {stopped_s:.1f} s", at, None)
+
+
+def hang_client_at_end(scene: Scene, luck: random.Random) -> Struck:
+    """Preempt the training, and let the file client of a node hang when the first rank has ended."""
+    node = luck.choice(scene.training.nodes)
+    rank_count = len(scene.ranks())
+    struck = preempt(scene, luck)
+    if not scene.training.wait(lambda: len(scene.ranks()) < rank_count, START_WAIT_S):
+        raise MissedError("no rank ended")
+    with scene.sandbox.hung_file_client(node):
+        time.sleep(CLIENT_HANG_S)
+    return Struck(
+        f"{struck.what}; the file client of {node} hung for {CLIENT_HANG_S:.0f} s at the end", struck.at
+    )
+
+
+def remove_open_files(scene: Scene, luck: random.Random) -> Struck:
+    """Remove the rank logs and the oldest checkpoint on the server: open handles of them become stale."""
+    folder = scene.training.folder
+    checkpoints = checkpoint_folders(folder.checkpoints_dir)
+    if len(checkpoints) < 2:
+        raise MissedError("there is one checkpoint only")
+    at = time.time()
+    logs = sorted(folder.log_dir(scene.training.attempt).glob("rank-*"))
+    for log in logs:
+        log.unlink(missing_ok=True)
+    shutil.rmtree(checkpoints[-1], ignore_errors=True)
+    return Struck(f"{len(logs)} logs of ranks and {checkpoints[-1].name} removed on the server", at, None)
+
+
 def flip_bit(path: Path, luck: random.Random) -> str:
     content = bytearray(path.read_bytes())
     at, bit = luck.randrange(len(content)), luck.randrange(8)
@@ -309,20 +353,59 @@ FAULTS = {
             partial(damage, act=truncate_file),
         ),
         Fault("kill-during-save", "SIGKILL to rank 0 while it writes a checkpoint", kill_during_save),
+        Fault(
+            "stop-server",
+            "the file server stops for 10 to 60 s",
+            stop_server,
+            needs_root=True,
+            needs_shared=True,
+        ),
+        Fault(
+            "hang-client",
+            "preempted, and a node's file client hangs for 5 s at the end",
+            hang_client_at_end,
+            needs_root=True,
+            needs_shared=True,
+        ),
+        Fault(
+            "remove-files",
+            "logs and a checkpoint vanish on the file server (ESTALE)",
+            remove_open_files,
+            needs_root=True,
+            needs_shared=True,
+        ),
     )
 }
 
 
-def choose(names: str | None, *, root: bool) -> list[str]:
-    """Return the kinds that a person named (all that work here by default); ConfigError for others."""
+def choose(names: str | None, *, root: bool, shared: bool = False) -> list[str]:
+    """Return the kinds of faults to inject.
+
+    Args:
+        names: the value of --kinds; None: all kinds that are possible.
+        root: whether this process may use namespaces and mounts.
+        shared: whether the nodes see the project through clients of a shared file system.
+
+    Raises:
+        ConfigError: a name is unknown, or its fault is impossible.
+    """
     if names is None:
-        return [name for name, fault in FAULTS.items() if root or not fault.needs_root]
+        return [
+            name
+            for name, fault in FAULTS.items()
+            if (root or not fault.needs_root) and (shared or not fault.needs_shared)
+        ]
+
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen:
         if name not in FAULTS:
             raise ConfigError(f"There is no fault {name!r}.", hint=near_matches(name, FAULTS))
         if FAULTS[name].needs_root and not root:
             raise ConfigError(f"{name} needs root on this machine.", hint="Leave it out of --kinds.")
+        if FAULTS[name].needs_shared and not shared:
+            raise ConfigError(
+                f"{name} needs a shared file system.", hint="Add --shared, or leave it out of --kinds."
+            )
     if not chosen:
         raise ConfigError("--kinds names no fault.", hint=f"Known: {', '.join(FAULTS)}.")
     return list(dict.fromkeys(chosen))

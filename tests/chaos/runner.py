@@ -48,6 +48,8 @@ class Settings:
     """A training that takes no new step for so long after a fault has not survived it."""
     keep: Path | None = None
     """Where the run folders are copied to at the end."""
+    shared: str = ""
+    """The file system through which each node sees the project; empty: the disk of this machine."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,10 @@ def stage(settings: Settings, tell: Callable[[str], None]) -> Iterator[Callable[
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurmddp-chaos-")))
         project = folder / "project"
-        write_project(project, inspect.getsource(inspect))
         small = None
         if "fill-disk" in settings.kinds:
-            small = stack.enter_context(disk.mounted(project / "runs", DISK_MB))
+            small = stack.enter_context(disk.mounted(project, DISK_MB))
+        write_project(project, inspect.getsource(inspect))
         if settings.keep is not None:
             kept = shutil.ignore_patterns(disk.FILLER)
             stack.callback(shutil.copytree, project / "runs", settings.keep, dirs_exist_ok=True, ignore=kept)
@@ -143,6 +145,8 @@ def stage(settings: Settings, tell: Callable[[str], None]) -> Iterator[Callable[
             gpus=0,
             slurmd_timeout_s=SLURMD_TIMEOUT_S,
             kill_wait_s=KILL_WAIT_S,
+            shared=settings.shared or None,
+            shared_folder=project if settings.shared else None,
         )
         stack.callback(sandbox.down)
         sandbox.up()

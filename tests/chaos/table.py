@@ -31,6 +31,7 @@ def as_json(result: Result) -> dict[str, Any]:
             "faults": result.settings.faults,
             "kinds": list(result.settings.kinds),
             "seed": result.settings.seed,
+            "shared": result.settings.shared,
             **asdict(shape),
         },
         "versions": result.versions,

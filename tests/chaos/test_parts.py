@@ -39,7 +39,10 @@ def test_the_same_seed_draws_the_same_faults_every_kind_once_in_a_round() -> Non
 
 
 def test_kinds_are_chosen_by_name() -> None:
-    assert choose(None, root=True) == list(FAULTS)
+    assert choose(None, root=True, shared=True) == list(FAULTS)
+    assert "stop-server" not in choose(None, root=True)
+    with pytest.raises(ConfigError, match="stop-server needs a shared file system"):
+        choose("stop-server", root=True)
     assert "cut-link" not in choose(None, root=False)
     assert choose("preempt, kill-rank,preempt", root=False) == ["preempt", "kill-rank"]
     with pytest.raises(ConfigError, match="kil-rank") as caught:
@@ -152,3 +155,24 @@ def test_damage_keeps_the_time_of_the_file(story: Story, monkeypatch: pytest.Mon
     assert "state.json" in struck.what
     FAULTS["truncate"].inject(scene, random.Random(1))
     assert file.stat().st_size < 1000
+
+
+def test_files_that_are_removed_are_logs_of_ranks_and_the_oldest_checkpoint(story: Story) -> None:
+    folder = story.folder
+    logs = [folder.rank_log(0, rank) for rank in (0, 1)]
+    agent_log = folder.log_dir(0) / "node-0.log"
+    agent_log.parent.mkdir(parents=True)
+    for path in (*logs, agent_log):
+        path.write_text("a line\n")
+    scene: Any = Scene(None, story.training)  # type: ignore[arg-type]
+    with pytest.raises(MissedError, match="one checkpoint"):
+        FAULTS["remove-files"].inject(scene, random.Random(1))
+    assert all(path.exists() for path in logs)
+
+    for step in (10, 20):
+        (folder.checkpoints_dir / f"step-{step:010}").mkdir(parents=True)
+    struck = FAULTS["remove-files"].inject(scene, random.Random(1))
+    assert [path.exists() for path in (*logs, agent_log)] == [False, False, True]
+    assert [path.name for path in folder.checkpoints_dir.iterdir()] == ["step-0000000020"]
+    assert struck.interrupts is None
+    assert "2 logs of ranks and step-0000000010" in struck.what

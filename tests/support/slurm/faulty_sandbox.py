@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from slurmddp.environments.names import SANDBOX_JOB_VARIABLE
 from slurmddp.host.process import PROC
@@ -56,6 +56,32 @@ class FaultySandbox(Sandbox):
 
     def restore_link(self, name: str) -> None:
         self._set_link(name, "up")
+
+    def hung_file_client(self, name: str) -> AbstractContextManager[None]:
+        """Stop the client of the shared file system on a node for the time of a block."""
+        return self._stopped_daemons(f"mount-{name}")
+
+    def stopped_file_server(self) -> AbstractContextManager[None]:
+        """Stop the server of the shared file system for the time of a block.
+
+        Without a server process, all clients are stopped, which looks the same on the nodes.
+        """
+        names = processes.recorded(self.root)
+        servers = [name for name in names if name.startswith("server-")]
+        return self._stopped_daemons(*(servers or [name for name in names if name.startswith("mount-")]))
+
+    @contextmanager
+    def _stopped_daemons(self, *names: str) -> Iterator[None]:
+        records = processes.recorded(self.root)
+        stopped = [records[name] for name in names if records[name].alive()]
+        try:
+            for entry in stopped:
+                os.kill(entry.pid, signal.SIGSTOP)
+            yield
+        finally:
+            for entry in stopped:
+                if entry.alive():
+                    os.kill(entry.pid, signal.SIGCONT)
 
     def on_node(self, name: str) -> list[str]:
         """Return the prefix of a command that runs on a node without SLURM."""
