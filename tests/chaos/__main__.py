@@ -28,6 +28,7 @@ from slurmddp.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, Config
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.runs.text_format import print_table
 from slurmddp.sandbox.machine import can_make_namespaces
+from slurmddp.sandbox.plan import SHARED
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -43,7 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--nodes", type=at_least(1), default=2, metavar="N", help="nodes of the training (2)")
     add("--ranks-per-node", type=at_least(1), default=2, metavar="N", help="ranks on each (2)")
     add("--steps", type=at_least(100), default=600, metavar="N", help="steps of each training (600)")
-    add("--shared", choices=("nfs", "sshfs", "glusterfs"), default="", help="let each node mount the project")
+    add("--shared", choices=SHARED, default="", help="let each node mount the project")
     add("--in-place", action="store_true", help="let fallen ranks begin again in the job (default: requeue)")
     add("--limit", type=at_least(1), default=180, metavar="S", help="seconds to wait for a recovery (180)")
     add("--keep", action="store_true", help="keep the run folders and say where they are")

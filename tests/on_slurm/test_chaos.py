@@ -14,6 +14,7 @@ import pytest
 
 from chaos import disk
 from slurmddp.sandbox import processes
+from slurmddp.sandbox.plan import SHARED
 from support import TESTS
 from support.slurm.faulty_sandbox import FaultySandbox
 
@@ -51,6 +52,19 @@ def test_faults_of_seven_kinds_end_with_the_undisturbed_weights(tmp_path: Path) 
     assert [lost[kind] for kind in ("sigterm-rank", "preempt-start", "submit-at-once")] == [0, 0, 0]
     assert lost["flip-bit"] > 0
     assert "7 of 7 faults survived" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", SHARED)
+def test_faults_of_a_shared_file_system_end_with_the_undisturbed_weights(tmp_path: Path, shared: str) -> None:
+    kinds = "stop-server,hang-client,remove-files,kill-rank"
+    words = [f"--shared={shared}", "--faults=4", f"--kinds={kinds}", "--steps=400", "--output=result.json"]
+    done = chaos(*words, folder=tmp_path)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["complete"]
+    assert result["equal"]
+    assert {fault["kind"] for fault in result["faults"]} == set(kinds.split(","))
 
 
 def test_nothing_is_left_of_an_experiment_that_is_told_to_end() -> None:
