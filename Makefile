@@ -12,7 +12,9 @@ PYTEST := $(BIN)/python -m pytest
 SLURM_PACKAGES := slurm-wlm slurmdbd munge mariadb-server iproute2 openssh-server openssh-client fish tcsh zsh \
 	bubblewrap sshfs
 SLURM_PROGRAMS := slurmctld slurmd slurmdbd munged mariadbd ip sshd ssh fish tcsh zsh bwrap sshfs
-# Two thirds of what tests/on_slurm takes; the last third is whatever is not named here.
+# Two thirds of what tests/on_slurm takes; the last third is whatever is not named here. The nodes of the first third
+# mount the folders of the tests by a client with the caches of NFS, for which root is needed.
+SHARED := $(if $(filter 0,$(shell id -u)),--shared nfs)
 SLURM_1 := $(patsubst %,tests/on_slurm/test_%.py,fence node_fail training)
 SLURM_2 := $(patsubst %,tests/on_slurm/test_%.py,chaos controller elements faults frameworks stop)
 # Below two minutes on one core, together.
@@ -90,7 +92,7 @@ distributed: $(BIN)/.installed-test
 	$(PYTEST) tests -m distributed
 
 slurm-tests-1: $(BIN)/.installed-test slurm
-	$(PYTEST) $(SLURM_1) -m "not slow" --durations=15
+	$(PYTEST) $(SLURM_1) -m "not slow" $(SHARED) --durations=15
 
 slurm-tests-2: $(BIN)/.installed-test slurm
 	$(PYTEST) $(SLURM_2) -m "not slow" --durations=15
