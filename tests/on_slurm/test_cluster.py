@@ -24,7 +24,8 @@ def test_drafts_fit_the_site_and_checks_name_what_does_not(sandbox: FaultySandbo
         "PreemptMode=REQUEUE, GraceTime=",
     ):
         assert fact in drafted
-    assert command("cluster", "check") == "high: fits this site\nlow: fits this site\n"
+    fits = "high: fits this site\nlow: fits this site\n"
+    assert command("cluster", "check") == f"{fits}A requeued job waits 5 s at least (AuthInfo=cred_expire).\n"
     said = command("train", "+cluster=low", "nodes=3", "--check")
     assert "would start gpt-" in said and "with 12 processors on nodes " in said
     said = command("train", "+cluster=sandbox", "nodes=4", "time_limit=9-0", "--check", code=EXIT_CONFIG)
