@@ -137,7 +137,7 @@ def test_ranks_that_are_deaf_to_a_stop_are_killed_after_the_grace(tmp_path: Path
     wait_for_lines(run.folder, "ready", 2)
     press_ctrl_c(run)
     assert run.wait() == 75
-    assert ["are killed after 1 s" in text for text in said] == [True]
+    assert ["still run after 1 s are killed" in text for text in said] == [True]
     assert [event["outcome"] for event in events(run.folder, "ended")] == ["stopped"]
 
 
