@@ -217,8 +217,11 @@ def test_models_of_torch_and_their_copies_compute_as_local_ones(w, name):
         for own, other in zip(local.parameters(), distant.parameters(), strict=True):
             assert torch.equal(other.grad.fetch(), own.grad)
     model.eval(), there.eval()
+    # Without gradients, oneDNN computes a local LSTM as a whole, with other last bits on some processors.
+    with torch.set_grad_enabled(name == "lstm"):
+        out = model(x)
     with torch.no_grad():
-        out, found = model(x), there(x.dist_send(node=1))
+        found = there(x.dist_send(node=1))
     assert torch.equal(found[0].fetch(), out[0])
     first, second = next(there.parameters()), next(copied.parameters())
     with torch.no_grad():
