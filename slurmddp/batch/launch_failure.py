@@ -8,14 +8,13 @@ may get it again.
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from slurmddp.batch.attempt import Attempt, log_write_error
-from slurmddp.runs.folder.late_files import read_text
+from slurmddp.runs.folder.late_files import create_new, read_text
 
 _REPORT = re.compile(
     r"^srun: error: (?:Task launch for \S+ failed on node (?P<host>\S+)|task (?P<node>\d+) launch failed): "
@@ -75,7 +74,7 @@ def record(attempt: Attempt, failure: LaunchFailure) -> None:
     path = attempt.folder.failure_file(attempt.number)
     with log_write_error("The failed launch", attempt.log):
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            descriptor = create_new(path, 0o644)
         except FileExistsError:
             return
 

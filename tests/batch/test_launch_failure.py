@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from slurmddp.batch.attempt import Attempt
+from slurmddp.batch.launch_failure import LaunchFailure, record
 from slurmddp.runs.failures.read import read_failure
+from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.schema import PolicySettings
+from support.runs.taken_names import refusing_open
 from support.slurm.batch_run import RUNNING, Run, Step, do, exits, leave, leaves, node
+from support.slurm.slurm_jobs import batch_settings
 
 REPORT = "srun: error: task 1 launch failed: Slurmd could not connect IO\n"
 REPORTED = do(lambda run: (run.log_dir / "batch.log").write_text(REPORT)) + leaves("node-0.log")
@@ -54,3 +60,17 @@ def test_a_superseded_attempt_records_no_failed_launch(run: Run) -> None:
     later = do(lambda run: run.folder.claim_attempt())
     assert run.start(REPORTED + later + exits(1)) == 79
     assert run.events("rank_failed") == []
+
+
+@pytest.mark.parametrize("opened", [os.open, refusing_open])
+def test_a_failure_that_is_recorded_already_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: object
+) -> None:
+    folder = RunFolder(tmp_path)
+    lines: list[str] = []
+    attempt = Attempt(folder, folder.claim_attempt(), batch_settings(nodes=2), "41", lines.append)
+    monkeypatch.setattr(os, "open", opened)
+    for host in ("n1", "n2"):
+        record(attempt, LaunchFailure(1, host, "Slurmd could not connect IO"))
+    assert lines == []
+    assert [event["host"] for event in folder.events()] == ["n1"]

@@ -21,6 +21,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.folder.lock import RunLock
 from support.runs.cli_runs import end, start, submit
 from support.runs.projects import make_project
+from support.runs.taken_names import refusing_open
 from support.runs.train_runs import only_run
 
 COMMAND = ("train", "+cluster=big", "nodes=1", "name=first", "snapshot=false")
@@ -193,6 +194,14 @@ def test_a_holder_that_can_not_be_seen_counts_for_a_while(folder, monkeypatch, h
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + age_s)
     assert RunLock(folder).acquire() is free
+
+
+def test_a_lock_is_held_where_the_file_system_refuses_the_name_of_its_holder(folder, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(os, "open", refusing_open)
+    with RunLock(folder) as lock:
+        assert lock.acquire()
+        assert not RunLock(folder).acquire()
 
 
 def test_the_lock_of_a_run_that_was_put_aside_is_not_the_lock_of_the_next(folder):

@@ -20,7 +20,7 @@ from slurmddp.host.regular_file import open_regular
 from slurmddp.runs.failures.failure import Failure, UnexplainedFailure, as_json, from_json
 from slurmddp.runs.failures.kinds import PHRASES, Cause, FailureKind
 from slurmddp.runs.failures.tracebacks import TRACEBACK
-from slurmddp.runs.folder.late_files import read_text
+from slurmddp.runs.folder.late_files import create_new, read_text
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.text_format import without_control
 
@@ -200,9 +200,9 @@ def record(folder: RunFolder, attempt: int, failure: Failure, *, restart_count: 
         path = path.with_name(f"failure-g{restart_count}.json")
         failure = replace(failure, restart_count=restart_count)
 
-    # Several processes may record the failure: O_EXCL lets only the first one create the file.
+    # Several processes may record the failure: only the first one creates the file.
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        descriptor = create_new(path, 0o644)
     except FileExistsError:
         return False
 

@@ -1,4 +1,4 @@
-"""Read files that another host writes, in spite of the caches of a network file system.
+"""Read files that another host writes, and create files that another host may create.
 
 A client of a network file system remembers for up to a minute that a name did not exist. A look-up by name of
 a file that is to appear therefore hides the file: from the next look-up, and from SLURM, which then can't
@@ -11,6 +11,7 @@ has grown, and answer "Stale file handle" for a file that was replaced. A listin
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -69,3 +70,21 @@ def look_again(folder: Path) -> None:
         os.utime(folder)
     # A client that caches files (GlusterFS) refreshes them when it lists the folder.
     names_in(folder)
+
+
+def create_new(path: Path, mode: int) -> int:
+    """Create a file and return its descriptor for writing; of several callers, on any host, one succeeds.
+
+    Raises:
+        FileExistsError: the name exists already.
+        OSError: the file can't be created.
+    """
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except PermissionError as error:
+        # sshfs reports EPERM if another host created the name at the same moment. Look-ups then miss the name
+        # for a while, so the folder is listed.
+        look_again(path.parent)
+        if error.errno != errno.EPERM or not is_there(path):
+            raise
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error

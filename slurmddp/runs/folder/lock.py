@@ -21,6 +21,7 @@ from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.host.file_lock import try_lock
 from slurmddp.host.process import start_time
 from slurmddp.host.regular_file import open_regular
+from slurmddp.runs.folder.late_files import create_new
 from slurmddp.runs.folder.layout import RunFolder
 
 _POLL_S = 0.1
@@ -130,12 +131,11 @@ class RunLock:
             False if another holder may still run.
         """
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "process_start": start_time(os.getpid())}
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
         # The second try follows the removal of a file whose holder has ended.
         for _ in range(2):
             try:
-                descriptor = os.open(self._holder, flags, 0o600)
+                descriptor = create_new(self._holder, 0o600)
             except FileExistsError:
                 if not _remove_stale(self._holder):
                     return False

@@ -34,7 +34,7 @@ from slurmddp.runs.folder.file_system import (
     HostView,
 )
 from slurmddp.runs.folder.jsonl import append_line
-from slurmddp.runs.folder.late_files import is_there, look_again, read_bytes
+from slurmddp.runs.folder.late_files import create_new, is_there, look_again, read_bytes
 
 _POLL_S = 0.02
 _BUSY_S = 0.3
@@ -357,8 +357,7 @@ class _Trial:
         created = 0
         for number in range(_NEW_NAMES):
             path = self.folder / "new" / str(number)
-            # sshfs reports a file that exists by PermissionError.
-            with suppress(FileExistsError, PermissionError):
+            with suppress(FileExistsError):
                 _create_new(path, is_folder=bool(number % 2))
                 created += 1
 
@@ -420,7 +419,7 @@ def _create_new(path: Path, *, is_folder: bool) -> None:
     if is_folder:
         path.mkdir()
     else:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(create_new(path, 0o600))
 
 
 def _is_whole(file: Path) -> bool:

@@ -15,6 +15,7 @@ from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.failure import Failure, as_error, describe, is_consequence, likely_first
 from slurmddp.runs.failures.read import read_failure, read_restarted
 from slurmddp.runs.folder.layout import RunFolder
+from support.runs.taken_names import refusing_open
 
 
 def died(
@@ -42,6 +43,14 @@ def test_the_first_failure_of_an_attempt_stands(folder: RunFolder) -> None:
     del event["time"]
     expected = {"event": "rank_failed", "attempt": 0, "rank": 3, "host": "n1", "exit_code": 1, "signal": None}
     assert event == expected | {"restart_count": 0, "node_rank": 0, "kind": "other", "reason": ""}
+
+
+def test_a_failure_that_exists_stands_where_the_file_system_refuses_its_name(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "open", refusing_open)
+    assert capture.record(folder, 0, died(3))
+    assert not capture.record(folder, 0, died(0))
 
 
 def test_a_record_for_which_there_is_no_room_leaves_the_place_to_whoever_has_some(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +21,12 @@ from slurmddp.checkpoint.files.manifest import newest_step
 from slurmddp.host.atomic_file import write_atomic
 from slurmddp.launchers.coordinator.run_folder_recorder import RunFolderRecorder as Recorder
 from slurmddp.runs.folder.excluded_nodes import exclude, excluded_nodes
-from slurmddp.runs.folder.late_files import is_there, look_again, read_text
+from slurmddp.runs.folder.late_files import create_new, is_there, look_again, read_text
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.metrics import latest
 from slurmddp.training.stopping.agreement import file_reason
 from support.runs.remembered_names import RememberedNames, remembered
+from support.runs.taken_names import refusing_open
 from support.slurm.slurm_jobs import batch_settings
 
 __all__ = ["remembered"]
@@ -209,3 +212,22 @@ def test_a_node_is_noted_where_another_host_has_noted_one(
         exclude(folder, "c07", "it does not answer", hours=1)
     exclude(folder, "c08", "it does not answer", hours=1)
     assert excluded_nodes(folder) == ["c07", "c08"]
+
+
+def test_a_name_is_created_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.close(create_new(tmp_path / "file", 0o600))
+    for opened in (os.open, refusing_open):
+        monkeypatch.setattr(os, "open", opened)
+        with pytest.raises(FileExistsError):
+            create_new(tmp_path / "file", 0o600)
+
+
+def test_a_refusal_of_a_name_that_does_not_exist_stays_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError):
+        create_new(tmp_path / "file", 0o600)

@@ -97,8 +97,11 @@ def test_changes_that_a_host_sees_once_it_has_touched_the_folder_are_late(tmp_pa
 FAULTS = {
     "replaces in place": "broken_reads",
     "replaces by removal": "broken_reads",
+    "replaces by a part": "broken_reads",
+    "replaces by a mixture": "broken_reads",
     "loses lines": "lost_lines",
     "loses plain lines": "lost_plain_lines",
+    "waits for no lines": "lost_plain_lines",
     "creates again": "doubly_created",
 }
 
@@ -109,6 +112,23 @@ def test_a_need_that_a_host_does_not_get_is_counted(tmp_path: Path, fault: str) 
     assert first == second
     wrong = {name for name, value in SOUND.items() if first[name] != value}
     assert wrong == {FAULTS[fault]} and first[FAULTS[fault]] > 0
+
+
+@pytest.mark.parametrize(
+    "fault", ["reports stale handles", "sees lines late", "sees lines after a touch", "refuses taken names"]
+)
+def test_what_slurmddp_copes_with_is_no_fault(tmp_path: Path, fault: str) -> None:
+    # No host waits in vain for lines that it sees late; a touch comes after a wait in vain.
+    limit_s = SHORT_S if fault == "sees lines after a touch" else FAR_S
+    first, second = measured(tmp_path, faults=(fault, fault), limit_s=limit_s)
+    assert first == second
+    assert {name: first[name] for name in SOUND} == SOUND
+
+
+@pytest.mark.parametrize("faults", [("cuts the last lines", ""), ("", "cuts the last lines")])
+def test_lines_that_one_host_does_not_see_are_lost(tmp_path: Path, faults: tuple[str, str]) -> None:
+    first, _ = measured(tmp_path, faults=faults, limit_s=SHORT_S)
+    assert (first["lost_lines"], first["broken_lines"], first["lost_plain_lines"]) == (1, 1, 1)
 
 
 def test_lines_that_a_host_appends_in_part_are_broken_and_lost(tmp_path: Path) -> None:
@@ -142,7 +162,7 @@ def test_one_host_without_a_feature_is_enough_to_name_it(tmp_path: Path, fault: 
 
 def test_a_folder_that_one_host_does_not_see_is_an_error_on_both(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    first, second = measured(tmp_path, folders=("", str(missing)))
+    first, second = measured(tmp_path, folders=("", str(missing)), limit_s=SHORT_S)
     assert first == second
     assert "n1: " in first["error"] and f"No such file or directory: '{missing}'" in first["error"]
     assert "It must have the same path on the nodes and on the login node" in first["error"]

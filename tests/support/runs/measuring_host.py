@@ -7,16 +7,21 @@ The hosts are connected by a pair of sockets. The process prints the result as J
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from slurmddp.errors import SlurmddpError
 from slurmddp.runs.folder import measure_files
+from support.runs.taken_names import refusing_open
 
 
 class Pair:
@@ -72,6 +77,25 @@ def replace_by_removal() -> None:
     )
 
 
+def replace_by(other: Callable[[str], str]) -> None:
+    """Replace a file by another text than the one that is asked for, if this text is long."""
+    whole = measure_files.write_atomic
+    measure_files.write_atomic = lambda file, text: whole(file, other(text) if len(text) > 100 else text)
+
+
+def report_stale_handles() -> None:
+    """Report a stale handle at each second read."""
+    whole = measure_files.read_regular
+    reads = count()
+
+    def read(file: Path) -> bytes:
+        if next(reads) % 2:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return whole(file)
+
+    measure_files.read_regular = read
+
+
 def append_half_lines() -> None:
     """Append the first letters of each line."""
 
@@ -88,6 +112,51 @@ def lose_lines(name: str) -> None:
     setattr(measure_files, name, lambda file, record: whole(file, record) if record["line"] % 2 else None)
 
 
+def wait_for_no_lines() -> None:
+    """Refuse to wait for lines that never come, after losing some of those without a lock."""
+    lose_lines("_append_plain")
+    trial = measure_files._Trial
+    read_lines = trial._read_lines
+
+    def read(self: Any, lines: int, plain_lines: int) -> tuple[int, int, int]:
+        self._wait = refuse_to_wait
+        return read_lines(self, lines, plain_lines)
+
+    trial._read_lines = read
+
+
+def refuse_to_wait(condition: Callable[[], bool]) -> bool:
+    if not condition():
+        raise OSError("it waits for lines that are lost")
+    return True
+
+
+def see_lines_late() -> None:
+    """Show the lines of all hosts only at the third read."""
+    whole = measure_files.read_bytes
+    reads = count()
+    measure_files.read_bytes = lambda file: None if file.name == "lines" and next(reads) < 2 else whole(file)
+
+
+def see_lines_after_touch() -> None:
+    """Show the lines of all hosts once this host has touched their folder."""
+    whole = measure_files.read_bytes
+    look_again = measure_files.look_again
+    touched: set[Path] = set()
+    measure_files.look_again = lambda folder: (touched.add(folder), look_again(folder))
+    measure_files.read_bytes = lambda file: (
+        None if file.name == "lines" and file.parent not in touched else whole(file)
+    )
+
+
+def cut_last_lines() -> None:
+    """Show only a part of the last line of each file to which all hosts append."""
+    whole = measure_files.read_bytes
+    measure_files.read_bytes = lambda file: (
+        whole(file)[:-3] if file.name in ("lines", "plain") else whole(file)
+    )
+
+
 def lock_here_alone() -> None:
     measure_files.try_lock = lambda descriptor: True
     measure_files._try_fcntl = lambda descriptor: True
@@ -101,6 +170,10 @@ def lock_nothing() -> None:
 def create_again() -> None:
     """Create names that exist already."""
     measure_files._create_new = lambda path, is_folder: None
+
+
+def refuse_taken_names() -> None:
+    measure_files.os.open = refusing_open
 
 
 def refuse_links() -> None:
@@ -123,12 +196,20 @@ FAULTS = {
     "sees changes after a touch": see_after_touch,
     "replaces in place": replace_in_place,
     "replaces by removal": replace_by_removal,
+    "replaces by a part": lambda: replace_by(lambda text: text[: len(text) // 2]),
+    "replaces by a mixture": lambda: replace_by(lambda text: text[1:] + "-"),
+    "reports stale handles": report_stale_handles,
     "appends half lines": append_half_lines,
     "loses lines": lambda: lose_lines("append_line"),
     "loses plain lines": lambda: lose_lines("_append_plain"),
+    "waits for no lines": wait_for_no_lines,
+    "sees lines late": see_lines_late,
+    "sees lines after a touch": see_lines_after_touch,
+    "cuts the last lines": cut_last_lines,
     "locks here alone": lock_here_alone,
     "has no locks": lock_nothing,
     "creates again": create_again,
+    "refuses taken names": refuse_taken_names,
     "has no links": refuse_links,
     "flushes no folders": refuse_to_flush_folders,
 }
