@@ -114,8 +114,38 @@ def test_a_need_that_a_host_does_not_get_is_counted(tmp_path: Path, fault: str) 
     assert wrong == {FAULTS[fault]} and first[FAULTS[fault]] > 0
 
 
+def test_broken_reads_of_each_host_count(tmp_path: Path) -> None:
+    first, _ = measured(tmp_path, faults=("replaces by a part", ""))
+    assert first["broken_reads"] > 0
+
+
+def test_new_names_that_no_host_can_create_are_not_created_twice(tmp_path: Path) -> None:
+    first, _ = measured(tmp_path, faults=("has all names taken",) * 2)
+    assert first["doubly_created"] == 0
+
+
+def test_a_new_file_that_listings_alone_show_is_late_by_name(tmp_path: Path) -> None:
+    first, _ = measured(tmp_path, faults=("sees no names", ""), limit_s=SHORT_S)
+    view = first["hosts"][0]
+    assert [look for look, seconds in view["seen_s"].items() if seconds is None] == ["name", "open"]
+    assert view["unseen"] == []
+
+
+def test_a_host_that_does_not_see_the_folder_of_another_host_sees_no_change(tmp_path: Path) -> None:
+    first, _ = measured(tmp_path, faults=("sees no folder", ""), limit_s=SHORT_S)
+    assert set(first["hosts"][0]["seen_s"].values()) == {None}
+
+
 @pytest.mark.parametrize(
-    "fault", ["reports stale handles", "sees lines late", "sees lines after a touch", "refuses taken names"]
+    "fault",
+    [
+        "reports stale handles",
+        "sees lines late",
+        "sees lines after a touch",
+        "refuses taken names",
+        "shows the folder late",
+        "removes what is listed",
+    ],
 )
 def test_what_slurmddp_copes_with_is_no_fault(tmp_path: Path, fault: str) -> None:
     # No host waits in vain for lines that it sees late; a touch comes after a wait in vain.
@@ -131,6 +161,11 @@ def test_lines_that_one_host_does_not_see_are_lost(tmp_path: Path, faults: tuple
     assert (first["lost_lines"], first["broken_lines"], first["lost_plain_lines"]) == (1, 1, 1)
 
 
+def test_an_empty_line_takes_the_place_of_no_lost_line(tmp_path: Path) -> None:
+    first, _ = measured(tmp_path, faults=("empties the last lines", ""), limit_s=SHORT_S)
+    assert (first["lost_lines"], first["broken_lines"], first["lost_plain_lines"]) == (1, 0, 1)
+
+
 def test_lines_that_a_host_appends_in_part_are_broken_and_lost(tmp_path: Path) -> None:
     first, _ = measured(tmp_path, faults=("", "appends half lines"), limit_s=SHORT_S)
     assert first["broken_lines"] > 0 and first["lost_lines"] > 0
@@ -143,6 +178,7 @@ def test_lines_that_a_host_appends_in_part_are_broken_and_lost(tmp_path: Path) -
         (("locks here alone", ""), "one host"),
         (("has no locks", ""), "unsupported"),
         (("", "has no locks"), "unsupported"),
+        (("", "is refused locks"), "unsupported"),
     ],
 )
 def test_locks_that_keep_no_other_host_out_are_named(
@@ -150,6 +186,11 @@ def test_locks_that_keep_no_other_host_out_are_named(
 ) -> None:
     first, _ = measured(tmp_path, faults=faults)
     assert (first["flock"], first["fcntl"]) == (expected, expected)
+
+
+def test_locks_of_fcntl_that_a_host_lacks_are_named_alone(tmp_path: Path) -> None:
+    first, _ = measured(tmp_path, faults=("", "has no fcntl"))
+    assert (first["flock"], first["fcntl"]) == ("excludes", "unsupported")
 
 
 @pytest.mark.parametrize(

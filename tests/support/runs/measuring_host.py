@@ -61,6 +61,39 @@ def see_after_touch() -> None:
     )
 
 
+def see_no_names() -> None:
+    """Show a new file of the other host in listings alone."""
+    for look in ("name", "open"):
+        steps = measure_files.LOOKS[look]
+        measure_files.LOOKS[look] = steps._replace(sees=lambda file: False)
+
+
+def see_no_folder() -> None:
+    """Show the files of the other host by their paths, but not its folder."""
+    whole = Path.is_dir
+    Path.is_dir = lambda path: path.name not in ("0", "1") and whole(path)
+
+
+def show_the_folder_late() -> None:
+    """Show the folder of the measurement at the third look; before, create nothing in it."""
+    whole = Path.mkdir
+    looks = count()
+    shown: list[Path] = []
+
+    def is_there(path: Path) -> bool:
+        if next(looks) >= 2:
+            shown.append(path)
+        return bool(shown)
+
+    def make(path: Path, mode: int = 0o777) -> None:
+        if path.name in ("0", "1") and not shown:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        whole(path, mode)
+
+    Path.is_dir = is_there
+    Path.mkdir = make
+
+
 def replace_in_place() -> None:
     """Leave half of a long text in a file that is to be replaced."""
     whole = measure_files.write_atomic
@@ -157,6 +190,16 @@ def cut_last_lines() -> None:
     )
 
 
+def empty_last_lines() -> None:
+    """Show an empty line in place of the last line of each file to which all hosts append."""
+    whole = measure_files.read_bytes
+    measure_files.read_bytes = lambda file: (
+        b"".join(whole(file).splitlines(True)[:-1]) + b"\n"
+        if file.name in ("lines", "plain")
+        else whole(file)
+    )
+
+
 def lock_here_alone() -> None:
     measure_files.try_lock = lambda descriptor: True
     measure_files._try_fcntl = lambda descriptor: True
@@ -165,6 +208,49 @@ def lock_here_alone() -> None:
 def lock_nothing() -> None:
     measure_files.try_lock = lambda descriptor: None
     measure_files._try_fcntl = lambda descriptor: None
+
+
+def refuse_locks() -> None:
+    """Refuse each lock, as if another host held it."""
+    measure_files.try_lock = lambda descriptor: False
+    measure_files._try_fcntl = lambda descriptor: False
+
+
+def have_no_fcntl() -> None:
+    def lock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    measure_files.fcntl.lockf = lock
+
+
+def take_all_names() -> None:
+    """Report that each new name exists."""
+
+    def create(path: Path, is_folder: bool) -> None:
+        raise FileExistsError
+
+    measure_files._create_new = create
+
+
+def remove_what_is_listed() -> None:
+    """Remove a folder only if it was touched last, and if the other hosts have removed theirs."""
+    remove = measure_files.shutil.rmtree
+    look_again = measure_files.look_again
+    touched: list[Path] = []
+
+    def touch(folder: Path) -> None:
+        touched.append(folder)
+        look_again(folder)
+
+    def remove_listed(folder: Path, ignore_errors: bool) -> None:
+        is_own = folder.name in ("0", "1")
+        if is_own or (touched[-1:] == [folder] and not (folder / "1").exists()):
+            remove(folder, ignore_errors=ignore_errors)
+            # A removal leaves the listings that the client remembers.
+            touched.append(folder / "removed")
+
+    measure_files.look_again = touch
+    measure_files.shutil.rmtree = remove_listed
 
 
 def create_again() -> None:
@@ -194,6 +280,9 @@ FAULTS = {
     "sees nothing": see_nothing,
     "sees no change": see_no_change,
     "sees changes after a touch": see_after_touch,
+    "sees no names": see_no_names,
+    "sees no folder": see_no_folder,
+    "shows the folder late": show_the_folder_late,
     "replaces in place": replace_in_place,
     "replaces by removal": replace_by_removal,
     "replaces by a part": lambda: replace_by(lambda text: text[: len(text) // 2]),
@@ -206,8 +295,13 @@ FAULTS = {
     "sees lines late": see_lines_late,
     "sees lines after a touch": see_lines_after_touch,
     "cuts the last lines": cut_last_lines,
+    "empties the last lines": empty_last_lines,
     "locks here alone": lock_here_alone,
     "has no locks": lock_nothing,
+    "is refused locks": refuse_locks,
+    "has no fcntl": have_no_fcntl,
+    "has all names taken": take_all_names,
+    "removes what is listed": remove_what_is_listed,
     "creates again": create_again,
     "refuses taken names": refuse_taken_names,
     "has no links": refuse_links,

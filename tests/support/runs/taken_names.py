@@ -1,4 +1,4 @@
-"""A client of a file system that reports a name that exists as sshfs does when two hosts create it at once."""
+"""A file system that reports a name that exists as sshfs does when two hosts create it at once."""
 
 from __future__ import annotations
 
