@@ -25,7 +25,7 @@ class ExitCode(NamedTuple):
     meaning: str
     detail: str = ""
     follows: str = ""
-    """What happens after a batch job has ended with this code; empty if no batch job ends with it."""
+    """How a run continues after a batch job has ended with this code; empty if no batch job ends with it."""
 
     @property
     def text(self) -> str:
@@ -50,7 +50,7 @@ EXIT_CODES = {
     EXIT_LOGIN_NODE: ExitCode("the login node (`ssh=`) can't be reached, or can't run this slurmddp"),
     EXIT_SLURM: ExitCode("SLURM is missing, does not answer, or refused"),
     EXIT_RUN_STATE: ExitCode(
-        "the run has finished, is ending, or is active, so it can't be changed or started anew",
+        "the run has finished, is ending, or is active, so it can't be changed or started again",
         "nothing was done",
     ),
     EXIT_STOPPED: ExitCode(

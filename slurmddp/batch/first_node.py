@@ -24,9 +24,9 @@ _SHORT_DELAY_S = 1.0
 _DOWN = re.compile(r"DOWN|FAIL|ERROR|NOT_RESPONDING|\*")
 """States in which a node can't run an agent. A star marks a node that does not respond (sinfo(1))."""
 NODE = "node"
-"""What is lost: the first node, and with it the batch script."""
+"""The first node is lost, and with it the batch script."""
 SCRIPT = "script"
-"""What is lost: only the batch script, which was killed; its node is up."""
+"""Only the batch script is lost: it was killed, and its node is up."""
 
 
 def first_node_lost(attempt: Attempt, job: SlurmJob) -> None:

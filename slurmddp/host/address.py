@@ -1,4 +1,4 @@
-"""Find the addresses at which the ranks reach rank 0, or raise an error that says why there is none."""
+"""Find the addresses at which the ranks reach rank 0, or raise an error with the reason."""
 
 from __future__ import annotations
 

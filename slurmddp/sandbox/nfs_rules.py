@@ -226,8 +226,9 @@ class AttributeCache:
 
     def _forget_below(self, path: str) -> None:
         """Forget a path and all that is below it."""
-        for known in [one for one in self._known if one == path or one.startswith(f"{path}/")]:
-            del self._known[known]
+        paths_below = [known for known in self._known if known == path or known.startswith(f"{path}/")]
+        for path_below in paths_below:
+            del self._known[path_below]
 
     @contextlib.contextmanager
     def changing(self, path: str, *, exists: bool) -> Iterator[None]:

@@ -243,6 +243,8 @@ def test_a_close_ends_a_lock(hosts: tuple[Host, Host]) -> None:
     one.write("/log", b"")
     infos = [host.open("/log") for host in hosts]
     one.client.flock("/log", infos[0], fcntl.LOCK_EX)
+    with pytest.raises(BlockingIOError):
+        other.client.flock("/log", infos[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
     one.close("/log", infos[0])
     other.client.flock("/log", infos[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
 

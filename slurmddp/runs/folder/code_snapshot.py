@@ -99,8 +99,8 @@ def _fill(target: Path, code: Sequence[Path], links: Sequence[Path], project_dir
 def state_of(project_dir: Path) -> dict[str, bytes]:
     """Return the contents of `commit.txt`, a project's commit, and of `diff.patch`, its uncommitted changes.
 
-    Without a commit, `commit.txt` states that there is none. `diff.patch` is missing without a commit, or if
-    git can't compute it.
+    A project without a commit has a sentence on that in `commit.txt`. `diff.patch` is missing without a
+    commit, or if git can't compute it.
     """
     commit = b""
     if has_git():

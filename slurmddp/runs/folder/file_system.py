@@ -45,9 +45,9 @@ class Shortfall:
     """A need of slurmddp that a file system does not meet."""
 
     text: str
-    """What was found, as a sentence."""
+    """A sentence on the measurement that shows the shortfall."""
     remedy: str
-    """What it means, and what to do, as sentences."""
+    """Sentences on the consequence for runs, and on what to do."""
     is_fault: bool
     """Whether slurmddp can't work in the folder; otherwise it works with the consequence in `remedy`."""
 
@@ -95,8 +95,8 @@ def _faults(files: FileSystem) -> Iterator[Shortfall]:
         if view.unseen:
             changes = ", ".join(BY_LISTING[look] for look in view.unseen)
             yield Shortfall(
-                text=f"{view.host} did not see this change of another host, even after it touched the "
-                f"folder: {changes}.",
+                text=f"{view.host} did not see this change of another host, even after {view.host} touched "
+                f"the folder: {changes}.",
                 remedy=f"Shorten the times of the cache in the mount options. {other}",
                 is_fault=True,
             )

@@ -145,7 +145,7 @@ def _limits(attempt: RecordedAttempt) -> str:
 
 
 def _saved(attempt: RecordedAttempt) -> str:
-    """Return a clause that names the last recorded save, or states that there is none.
+    """Return a clause that names the last recorded save, or states that the run has saved nothing.
 
     The result is empty if no save was recorded and the program may keep checkpoints of its own.
     """

@@ -403,10 +403,10 @@ class _Trial:
 
     def _link_and_sync(self) -> tuple[bool, bool]:
         """Return whether this host can make a hard link, and whether it can flush a folder to the disk."""
-        own = self._of(self._hosts.index)
-        source = own / "source"
+        folder = self._of(self._hosts.index)
+        source = folder / "source"
         source.touch()
-        return _succeeds(lambda: os.link(source, own / "link")), _succeeds(lambda: _sync(own))
+        return _succeeds(lambda: os.link(source, folder / "link")), _succeeds(lambda: _sync(folder))
 
 
 def _write_letter(file: Path, number: int) -> None:

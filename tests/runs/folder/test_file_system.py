@@ -57,7 +57,7 @@ def test_a_file_system_that_gives_all_that_slurmddp_needs_has_no_shortfall(files
     [
         (
             seeing(seen_s={**AT_ONCE, "grown": None}, unseen=("grown", "removed")),
-            "n2 did not see this change of another host, even after it touched the folder: a grown file, "
+            "n2 did not see this change of another host, even after n2 touched the folder: a grown file, "
             "a removed file, by listing.",
         ),
         (replace(SOUND, broken_reads=3), "3 of 40 reads of a file that another host replaced found no file"),

@@ -188,8 +188,8 @@ def test_locks_that_keep_no_other_host_out_are_named(
     assert (first["flock"], first["fcntl"]) == (expected, expected)
 
 
-def test_locks_of_fcntl_that_a_host_lacks_are_named_alone(tmp_path: Path) -> None:
-    first, _ = measured(tmp_path, faults=("", "has no fcntl"))
+def test_a_lock_that_fails_in_another_way_than_by_a_holder_is_unsupported(tmp_path: Path) -> None:
+    first, _ = measured(tmp_path, faults=("", "has no fcntl at first"))
     assert (first["flock"], first["fcntl"]) == ("excludes", "unsupported")
 
 

@@ -216,9 +216,15 @@ def refuse_locks() -> None:
     measure_files._try_fcntl = lambda descriptor: False
 
 
-def have_no_fcntl() -> None:
+def have_no_fcntl_at_first() -> None:
+    """Lock nothing at the first call of fcntl, in which the second host tries the lock of the first host."""
+    whole = measure_files.fcntl.lockf
+    calls = count()
+
     def lock(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        if next(calls) == 0:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        whole(descriptor, operation)
 
     measure_files.fcntl.lockf = lock
 
@@ -299,7 +305,7 @@ FAULTS = {
     "locks here alone": lock_here_alone,
     "has no locks": lock_nothing,
     "is refused locks": refuse_locks,
-    "has no fcntl": have_no_fcntl,
+    "has no fcntl at first": have_no_fcntl_at_first,
     "has all names taken": take_all_names,
     "removes what is listed": remove_what_is_listed,
     "creates again": create_again,
