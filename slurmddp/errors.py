@@ -20,7 +20,7 @@ EXIT_INTERRUPTED = 130
 
 
 class ExitCode(NamedTuple):
-    """The meaning of an exit code, as in the tables of `slurmddp --help`, README and docs/requeue.md."""
+    """The meaning of an exit code, as in `slurmddp --help` and the tables of docs/reference/exit-codes.md."""
 
     meaning: str
     detail: str = ""

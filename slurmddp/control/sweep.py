@@ -159,8 +159,8 @@ def runs_dir_of(jobs: Sequence[Job]) -> Path:
         if other is not job:
             raise ConfigError(
                 f"Two points of the sweep are the same run {job.run_name}: {_pair(other, job)}.",
-                hint="Sweep only keys of which another value makes another run; docs/configuration.md lists "
-                "them.",
+                hint="Sweep only keys of which another value makes another run; docs/reference/"
+                "configuration.md lists them.",
             )
 
     folders = {job.run_dir.parent for job in jobs}

@@ -1,8 +1,8 @@
 """Describe every key of the configuration: type, default, meaning, bounds, and role in a run's identity.
 
 A field of these dataclasses is the only description of a key. Defaults, checks, `slurmddp train --help`,
-`docs/configuration.md`, a run's name, a checkpoint's identity and the trainer's settings follow from the
-field. To add a key, add a field.
+`docs/reference/configuration.md`, a run's name, a checkpoint's identity and the trainer's settings follow
+from the field. To add a key, add a field.
 
 Only `TrainSettings`, `PolicySettings` and `Cluster` are instantiated. The other dataclasses have no generated
 methods, because every command that reads settings would wait for their compilation.
@@ -282,7 +282,9 @@ class PolicySettings:
 class DdpSettings:
     """The keys of strategy=ddp: one replica per rank, whose gradients are averaged in every step."""
 
-    name: Literal["ddp"] = key("ddp", "name of the strategy; docs/strategies.md compares all strategies")
+    name: Literal["ddp"] = key(
+        "ddp", "name of the strategy; docs/guides/strategies.md compares all strategies"
+    )
     find_unused_parameters: bool | None = key(
         None, "whether torch looks for parameters that a step does not use; null means false"
     )
@@ -357,7 +359,7 @@ class RingSettings:
         "ring", "halving_doubling", "tree", "central_server", "sharded_server", "all_gather"
     ] = key(
         "ring",
-        "algorithm by which the ranks of strategy=ring average gradients; docs/collectives.md "
+        "algorithm by which the ranks of strategy=ring average gradients; docs/reference/collectives.md "
         "compares all algorithms",
     )
     find_unused_parameters: bool | None = key(

@@ -79,11 +79,11 @@ class Distributon:
     Args:
         num_devices: number of ranks on this machine. "auto": the ranks that a launcher has started; without a
             launcher one per visible GPU, or one.
-        strategy: a name from docs/strategies.md, or a class of your own with the methods of
+        strategy: a name from docs/guides/strategies.md, or a class of your own with the methods of
             `slurmddp.strategies.Strategy`, given as its import path, the class or an object.
         backend: "nccl", "gloo", or "auto": nccl for ranks with GPUs, else gloo. "package.module.Class" names
             a transport of your own. "cpu:gloo,cuda:nccl" names a backend for each type of device
-            (docs/process-groups.md).
+            (docs/reference/process-groups.md).
         precision: "32", "bf16" or "fp16". With "bf16" or "fp16" the forward passes of models run under
             autocast to bfloat16 or float16, and return float32. Weights, gradients and checkpoints stay in
             float32. With "fp16" `backward` scales the loss. A step with infinite gradients then changes
@@ -98,7 +98,7 @@ class Distributon:
         launcher: starts the ranks if no launcher has: "local", or a class of your own with the methods of
             `slurmddp.launchers.local.launcher.Launcher`.
         loggers: receivers of rank 0's metrics. Each is a name such as "tensorboard", a mapping or an object
-            (docs/loggers.md). In a job of slurmddp they are used in addition to the loggers of its
+            (docs/guides/loggers.md). In a job of slurmddp they are used in addition to the loggers of its
             configuration.
         init_method: where the ranks meet: "tcp://host:port" of rank 0, or "file:///path" on a disk that all
             nodes share. None: at the address that the launcher gives.
@@ -139,7 +139,7 @@ class Distributon:
         for name, seconds in (("rendezvous", rendezvous_timeout_s), ("collective", collective_timeout_s)):
             _require_above(0, f"{name}_timeout_s", seconds, "Give seconds, more than 0.", Real)
         _require("config", (Mapping, type(None)), "Give a dict of plain values.", config)
-        _require("backend", str, "Give a name from docs/process-groups.md.", backend)
+        _require("backend", str, "Give a name from docs/reference/process-groups.md.", backend)
 
         self._group_settings: dict[str, Any] = {
             "backend": backend, "init_method": init_method, "rendezvous_timeout_s": rendezvous_timeout_s,
@@ -707,7 +707,7 @@ class Distributon:
         """Report progress to the watchdog during long work between two steps; call it repeatedly.
 
         Args:
-            phase: the name of the work; docs/watchdog.md lists the phases and their time limits.
+            phase: the name of the work; docs/guides/watchdog.md lists the phases and their time limits.
 
         Raises:
             ConfigError: the phase is unknown.

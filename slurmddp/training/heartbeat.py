@@ -73,7 +73,7 @@ class Heartbeat:
         """Write a heartbeat with the phase `phase`.
 
         Args:
-            phase: a phase of docs/watchdog.md.
+            phase: a phase of docs/guides/watchdog.md.
             watched: whether the watchdog expects a further heartbeat within the limit of the phase.
         """
         if watched is not self._watched:

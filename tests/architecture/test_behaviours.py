@@ -1,4 +1,4 @@
-"""Each promised behaviour has a row in docs/behaviours.md; its tests exist and have its number."""
+"""Each promised behaviour has a row in docs/internals/behaviours.md; its tests exist and have its number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from support import ROOT, TESTS
 
-PAGE = ROOT / "docs" / "behaviours.md"
+PAGE = ROOT / "docs" / "internals" / "behaviours.md"
 NUMBERS = [
     *(f"D{number}" for number in range(1, 14)),
     *(f"T{number}" for number in range(1, 16)),
@@ -59,7 +59,7 @@ def test_a_number_in_the_name_of_a_test_has_a_row() -> None:
 def test_the_tests_that_the_docs_name_exist() -> None:
     named = {
         found
-        for page in (ROOT / "docs").glob("*.md")
+        for page in (ROOT / "docs").rglob("*.md")
         for found in re.findall(r"`([\w/]+\.py)::(\w+)`", page.read_text())
     }
     missing = [

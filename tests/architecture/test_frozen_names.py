@@ -1,6 +1,6 @@
 """The flags that people type are listed here, so that no change goes unnoticed.
 
-`docs/configuration.md` lists the keys of the configuration.
+`docs/reference/configuration.md` lists the keys of the configuration.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 
 def test_the_docs_describe_all_names_that_a_data_set_may_have() -> None:
-    described = (ROOT / "docs" / "data.md").read_text()
+    described = (ROOT / "docs" / "guides" / "data.md").read_text()
     assert [name for name in DATA.split() if f"`{name}" not in described] == []
 
 

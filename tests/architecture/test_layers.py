@@ -102,7 +102,9 @@ def room(module: str) -> str:
 
 def allowed(importer: str) -> set[str]:
     """Return the rooms that a room may import."""
-    assert importer in TORCH_FREE + WITH_TORCH, f"{importer}: add it to this test and docs/architecture.md"
+    assert importer in TORCH_FREE + WITH_TORCH, (
+        f"{importer}: add it to this test and docs/internals/architecture.md"
+    )
     if importer in WITH_TORCH:
         return SHARED_WITH_TORCH | set(WITH_TORCH[: WITH_TORCH.index(importer) + 1])
     return set(TORCH_FREE[: TORCH_FREE.index(importer) + 1])

@@ -13,7 +13,7 @@ from support.wrapping import CELL, COLUMNS
 
 PAGES = [
     *sorted(ROOT.glob("*.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("README.md")),
 ]
 

@@ -19,7 +19,7 @@ from slurmddp.config.composition.sweep import points
 from slurmddp.config.job import build_job
 from support import ROOT
 
-DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 DOCS += sorted((ROOT / "examples").rglob("*.md"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 

@@ -21,7 +21,7 @@ from slurmddp.errors import EXIT_CODES
 from support import ROOT
 from support.runs.cli_runs import end, start
 
-TABLE = re.compile(r"(?<=<!-- exit codes -->\n).*?(?=<!-- end -->)", re.DOTALL)
+TABLE = r"(?<=<!-- {} -->\n).*?(?=<!-- end -->)"
 
 
 def run(*arguments: str) -> int:
@@ -77,15 +77,19 @@ def exit_codes_of_a_batch_job() -> str:
 
 
 @pytest.mark.parametrize(
-    ("page", "table"),
-    [("README.md", exit_codes_for_a_person), ("docs/requeue.md", exit_codes_of_a_batch_job)],
+    ("page", "mark", "table"),
+    [
+        ("README.md", "exit codes", exit_codes_for_a_person),
+        ("docs/reference/exit-codes.md", "exit codes of a command", exit_codes_for_a_person),
+        ("docs/reference/exit-codes.md", "exit codes of a batch job", exit_codes_of_a_batch_job),
+    ],
 )
-def test_pages_show_the_table_of_exit_codes(page, table):
+def test_pages_show_the_table_of_exit_codes(page, mark, table):
     """To accept a change, run this test with SLURMDDP_REWRITE_GOLDEN=1 and read the difference."""
-    path = ROOT / page
+    path, place = ROOT / page, re.compile(TABLE.format(mark), re.DOTALL)
     if os.environ.get("SLURMDDP_REWRITE_GOLDEN"):
-        path.write_text(TABLE.sub(lambda _: table(), path.read_text()))
-    assert TABLE.search(path.read_text())[0] == table()
+        path.write_text(place.sub(lambda _: table(), path.read_text()))
+    assert place.search(path.read_text())[0] == table()
 
 
 @pytest.mark.parametrize("name", [*cli.COMMANDS])

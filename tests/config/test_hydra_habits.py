@@ -1,4 +1,4 @@
-"""Each row of docs/hydra.md: a habit works, or is refused with the way to say the same."""
+"""Each row of docs/guides/hydra.md: a habit works, or is refused with the way to say the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurmddp.errors import EXIT_FINISHED, EXIT_USAGE
 from support import ROOT
 from support.runs.projects import make_project
 
-PAGE = ROOT / "docs" / "hydra.md"
+PAGE = ROOT / "docs" / "guides" / "hydra.md"
 NET = """\
 from dataclasses import dataclass
 from inspect import signature

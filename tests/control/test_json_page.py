@@ -1,4 +1,4 @@
-"""`docs/json.md` is written from the dataclasses of the results, and names every command with `--json`.
+"""`docs/reference/json.md` is written from the dataclasses of results, and names every command with `--json`.
 
 Run with SLURMDDP_REWRITE_GOLDEN=1 to write the page again.
 """
@@ -40,7 +40,7 @@ from slurmddp.settings.spec import Job
 from support import ROOT
 from support.wrapping import CELL, wrap, wrap_item
 
-PAGE = ROOT / "docs" / "json.md"
+PAGE = ROOT / "docs" / "reference" / "json.md"
 SEARCH = "train -m hydra/sweeper=optuna"
 ACTIONS: dict[str, Callable[..., Any]] = {
     "train": start,
@@ -84,7 +84,7 @@ _PLAIN = {str: "text", Path: "path", int: "integer", float: "number", bool: "tru
 
 
 def page() -> str:
-    """Return the text of `docs/json.md`."""
+    """Return the text of `docs/reference/json.md`."""
     results = {
         command: list(leaves(typing.get_type_hints(ACTIONS[command], None, {"Job": Job})["return"]))
         for command in ACTIONS

@@ -79,7 +79,7 @@ def test_every_two_conditions_meet_in_a_case() -> None:
 
 
 def test_the_documentation_names_every_case() -> None:
-    page = (ROOT / "docs" / "exact-resume.md").read_text()
+    page = (ROOT / "docs" / "guides" / "exact-resume.md").read_text()
     assert [str(case) for case in [*CASES, *ELASTIC] if f"`{case}`" not in page] == []
 
 

@@ -81,7 +81,7 @@ def test_the_default_of_each_group_is_a_file_of_it() -> None:
 
 
 def table() -> str:
-    """Return the keys as `docs/configuration.md` lists them, section by section."""
+    """Return the keys as `docs/reference/configuration.md` lists them, section by section."""
     sections = [rows(one.name, f"`{one.name}`: {one.doc}") for one in TOP.values() if one.sections]
     return "\n".join(row for part in [rows("", "Top level"), *sections] for row in part)
 
@@ -100,7 +100,7 @@ def default_of(one: Key) -> str:
 
 
 def test_the_page_of_the_configuration_lists_every_key() -> None:
-    page = ROOT / "docs" / "configuration.md"
+    page = ROOT / "docs" / "reference" / "configuration.md"
     text = page.read_text()
     if os.environ.get("SLURMDDP_REWRITE_GOLDEN"):
         page.write_text(TABLE.sub(lambda _: table(), text))

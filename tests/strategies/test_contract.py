@@ -1,4 +1,4 @@
-"""Each strategy, shipped or of docs/extending.md, computes the steps of one process."""
+"""Each strategy, shipped or of docs/guides/extending.md, computes the steps of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`docs/api.md` is written from the docstrings of the API, and these say all that a caller needs.
+"""`docs/reference/api.md` is written from the docstrings of the API, and these say all that a caller needs.
 
 Run with SLURMDDP_REWRITE_GOLDEN=1 to write the page again.
 """
@@ -18,13 +18,13 @@ from slurmddp.settings.schema import KEEP_LAST
 from support import ROOT
 from support.wrapping import CELL, wrap, wrap_item
 
-PAGE = ROOT / "docs" / "api.md"
+PAGE = ROOT / "docs" / "reference" / "api.md"
 HEAD = """# The API
 
 This page is generated from the docstrings of `slurmddp/training/distributon.py` and
-`slurmddp/training/data/distributed_loader.py`. [own-script.md](own-script.md) shows the calls in
-whole programs. Pass the parameters before `/` by position, and the parameters after `*` by name.
-The errors are classes of `slurmddp.errors`.
+`slurmddp/training/data/distributed_loader.py`. [own-script.md](../guides/own-script.md) shows the
+calls in whole programs. Pass the parameters before `/` by position, and the parameters after `*` by
+name. The errors are classes of `slurmddp.errors`.
 
 """
 SECTIONS = ("Args", "Returns", "Raises", "Example")
@@ -104,7 +104,7 @@ CONSTRUCTOR = next(one for one in CLASS.body if isinstance(one, ast.FunctionDef)
 
 
 def page() -> str:
-    """Return the text of `docs/api.md`."""
+    """Return the text of `docs/reference/api.md`."""
     constructor = Member("Distributon", "", CONSTRUCTOR)
     lines = [HEAD + "## Distributon\n", *body(constructor, parts_of(ast.get_docstring(CLASS) or ""))]
     group = ""

@@ -8,7 +8,9 @@
 Type settings and flags before the program, and its arguments after it. A file that ends in .py is a Python
 script; any other word is a command. The program gets its arguments as typed, except that `{run_dir}` becomes
 the run folder, and `${lr}` the value of your own key lr:
-slurmddp run --multirun +lr=1e-3,1e-4 train.py --lr '${lr}'.
+
+    slurmddp run --multirun +lr=1e-3,1e-4 train.py --lr '${lr}'
+
 The same command finds the same run and resumes it.
 """
 

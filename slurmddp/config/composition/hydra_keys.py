@@ -19,7 +19,7 @@ _INSTEAD = {
     "hydra.run": "Use runs_dir=FOLDER and name=NAME. The name of a run folder ends in a hash of the run.",
     "hydra.sweep": "Use runs_dir=FOLDER and name=NAME. Each point of a sweep has a run folder there.",
     "hydra.sweeper": "`-m` sweeps with Hydra's basic sweeper, and `-m hydra/sweeper=optuna` searches "
-    "(docs/hydra.md); other sweepers are not supported.",
+    "(docs/guides/hydra.md); other sweepers are not supported.",
     "hydra.launcher": "+cluster=NAME submits. An application with @hydra.main takes hydra/launcher=slurmddp.",
     "hydra.mode": "`-m` sweeps; without it one command is one run.",
     "hydra.output_subdir": "The run folder holds the configuration in config.yaml and overrides.txt.",
@@ -48,7 +48,7 @@ def refusal(text: str, key: str) -> ConfigError:
         key: the key or group of the setting, such as `hydra.run.dir` or `hydra/launcher`.
     """
     dotted = key.replace("/", ".")
-    hint = "Omit it; docs/hydra.md lists Hydra's keys."
+    hint = "Omit it; docs/guides/hydra.md lists Hydra's keys."
     for known, instead in _INSTEAD.items():
         if f"{dotted}.".startswith(f"{known}."):
             hint = instead

@@ -1,4 +1,4 @@
-"""Call the model on a batch of any form in docs/data.md, and check the loss of its output."""
+"""Call the model on a batch of any form in docs/guides/data.md, and check the loss of its output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def forward(model: nn.Module, batch: Any, bare_model: nn.Module | None = None) -
 
         raise ConfigError(
             f"The model can't be called with a batch of the data: {problem}.",
-            hint="Change the parameters of the model's forward, or what the data returns: see docs/data.md.",
+            hint="Change the parameters of the model's forward, or what the data returns: see "
+            "docs/guides/data.md.",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Check the data set of `data._target_` and read its optional methods; see docs/data.md."""
+"""Check the data set of `data._target_` and read its optional methods; see docs/guides/data.md."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     program: {_target_: slurmddp.training.trainer.train}
 
 It trains any model on batches that are pairs (inputs, targets) or dicts, and resumes bit for bit after a
-stop. docs/data.md lists the shapes of a batch, and the attributes of a data set that the trainer uses.
+stop. docs/guides/data.md lists the shapes of a batch, and the attributes of a data set that the trainer uses.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ class Training:
                 "loss",
                 "With loss=null, the loss of a step is the mean of the means of its batches. Some targets of "
                 "this data don't count (-100), so a batch with few targets weighs as much as other batches. "
-                "Name a loss that returns a sum and a count: see docs/data.md, Batches.",
+                "Name a loss that returns a sum and a count: see docs/guides/data.md, Batches.",
             )
 
     def take_step(self, batches: Iterator[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Each launcher, shipped or of docs/extending.md, starts the ranks with their environment and ends them."""
+"""Each launcher, shipped or of docs/guides/extending.md, starts ranks in their environment, ends them."""
 
 from __future__ import annotations
 

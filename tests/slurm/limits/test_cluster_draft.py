@@ -108,7 +108,7 @@ def test_names_of_files_are_plain(name: str, file: str) -> None:
 
 
 def test_the_docs_show_a_draft_as_it_is() -> None:
-    assert draft(site().partitions["gpu"], site()) in (ROOT / "docs/cluster.md").read_text()
+    assert draft(site().partitions["gpu"], site()) in (ROOT / "docs/guides/cluster.md").read_text()
 
 
 def test_a_draft_asks_for_what_the_system_leaves_of_a_node() -> None:

@@ -1,4 +1,4 @@
-"""The classes of docs/extending.md, in modules from which ranks import them."""
+"""The classes of docs/guides/extending.md, in modules from which ranks import them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from support.distributed.doc_programs import python_blocks
 
 def define(name: str, module: dict[str, Any]) -> None:
     """Run the block of the page that defines `name` in a module."""
-    page = ROOT / "docs" / "extending.md"
+    page = ROOT / "docs" / "guides" / "extending.md"
     [block] = [code for code in python_blocks(page) if f"class {name}:" in code or f"def {name}(" in code]
     exec(compile(block, str(page), "exec"), module)

@@ -1,4 +1,4 @@
-"""The environment of docs/extending.md: `kubernetes`."""
+"""The environment of docs/guides/extending.md: `kubernetes`."""
 
 from support.own import define
 

@@ -1,4 +1,4 @@
-"""The launcher of docs/extending.md: `Behind`."""
+"""The launcher of docs/guides/extending.md: `Behind`."""
 
 from support.own import define
 

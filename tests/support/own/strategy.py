@@ -1,4 +1,4 @@
-"""The strategy of docs/extending.md: `MeanOfEachGradient`."""
+"""The strategy of docs/guides/extending.md: `MeanOfEachGradient`."""
 
 from support.own import define
 
