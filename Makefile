@@ -23,7 +23,7 @@ BENCHMARKS := "startup.py --runs 5" "start.py --rounds 1" "restart.py --rounds 1
 	"checkpoint_stall.py --sizes 100 --rounds 2" "step.py --sizes small --rounds 10 --seconds 0.2"
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint format bench chaos matrix pictures dist clean release-tag install slurm browser \
+.PHONY: help train test check lint format bench chaos matrix pictures docs dist clean release-tag install slurm browser \
 	programs gpu pytest unit distributed slurm-tests-1 slurm-tests-2 slurm-tests-3 end-to-end-tests fast-tests other-tests
 
 help:  ## show this list
@@ -35,6 +35,10 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	printf '%s\n' $(VERSIONS) | cat - constraints.txt | awk -F '==' '!named[$$1]++' > $(VENV)/constraints.txt
 	$(PIP) torch
 	$(PIP) --editable '.[report]'
+	@touch $@
+
+$(BIN)/.installed-docs: $(BIN)/.installed
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(BIN)/.installed-test: $(BIN)/.installed
@@ -100,7 +104,7 @@ slurm-tests-2: $(BIN)/.installed-test slurm
 slurm-tests-3: $(BIN)/.installed-test slurm
 	$(PYTEST) tests/on_slurm $(addprefix --ignore=,$(SLURM_1) $(SLURM_2)) -m "not slow" --durations=15
 
-end-to-end-tests: $(BIN)/.installed-test
+end-to-end-tests: $(BIN)/.installed-test browser
 	$(PYTEST) tests/end_to_end -m "not slow and not gpu" --durations=15
 
 fast-tests: $(BIN)/.installed-test
@@ -123,6 +127,10 @@ chaos: $(BIN)/.installed-test slurm  ## disturb trainings on a SLURM of this mac
 
 pictures: $(BIN)/.installed-test browser  ## draw the pictures of the README from a real training
 	PYTHONPATH=tests $(BIN)/python docs/images/make.py
+
+docs: $(BIN)/.installed-docs  ## build the site of the docs into build/site; ARGS=serve shows it while you write
+	@# The theme's warning about MkDocs 2, which pyproject.toml excludes.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(or $(ARGS),build --strict)
 
 dist: release-tag $(BIN)/.installed-test  ## build the wheel and the sdist into dist/; TAG=v1.2.3 must be the version
 	rm -rf build dist
