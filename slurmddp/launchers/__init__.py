@@ -1,1 +1,1 @@
-"""Start the processes of runs: through SLURM, on this machine, and the ranks of each node."""
+"""Start runs through SLURM or on this machine, and start, watch and restart the ranks on each node."""

@@ -1,1 +1,1 @@
-"""Run one agent on each node, which starts the node's ranks, watches them, and obeys the coordinator."""
+"""Run the agent: one process per node, which starts and watches ranks by the coordinator's orders."""

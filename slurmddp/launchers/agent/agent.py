@@ -89,7 +89,7 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
             _print_error(error)
             return _end_without_node(folder, attempt, error, inbox)
 
-        # On a full disk the agent runs without this file.
+        # The file is only information, so the agent runs on if a full disk can't take it.
         with suppress(OSError):
             folder.begun_file(attempt, node.node_rank).touch()
 
@@ -102,7 +102,7 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
     if agent.lost_coordinator or (node.node_rank == 0 and batch_script_is_gone(os.environ)):
         requeue(folder, os.environ)
 
-    # A code other than 0 would let srun cancel its step by id, and a later attempt's step reuses that id.
+    # At an exit code other than 0 srun cancels its step by id, and the step of a later attempt reuses the id.
     return EXIT_FINISHED if folder.is_superseded(attempt) else code
 
 
@@ -177,13 +177,13 @@ class Agent:
             preload: the modules to import before the fork.
             undo: closes the resources of this agent at its end; each resource adds its `close`.
         """
-        # If an earlier attempt ran on this host, its file cache may hold files that have been replaced.
+        # If an earlier attempt ran on this host, the host may still cache the old content of replaced files.
         look_again(self.folder.path)
         config = self.folder.config()
         rules = self._rules = rules_of(config, self.node.nodes)
         require(self.node, nodes=rules.all_nodes, ranks_per_node=1)
 
-        # The reaper is forked before the link is open, so that its process can't keep the link open.
+        # Fork the reaper first: its process would inherit the sockets of an open link, and keep them open.
         reaper = OrphanReaper()
         undo.callback(reaper.close)
         # Node 0 listens from now on. The other agents connect only after their imports, because only the
@@ -321,7 +321,7 @@ def _secret(environ: Mapping[str, str], node: RankInfo) -> str:
 
 
 def _record_without_attempt(folder: RunFolder, error: SlurmddpError) -> None:
-    """Record the failure of this agent, whose environment names no attempt, in the newest attempt."""
+    """Record the failure of this agent in the newest attempt, because the environment names no attempt."""
     attempts = folder.attempts()
     if attempts:
         failure = replace(_refusal(error, node_rank=0), node_rank=None)
@@ -329,7 +329,7 @@ def _record_without_attempt(folder: RunFolder, error: SlurmddpError) -> None:
 
 
 def _refusal(error: SlurmddpError, *, node_rank: int) -> Failure:
-    """Return the failure to record for an agent that ends because of `error`."""
+    """Return the failure to record for this agent, which ends because of the exception `error`."""
     lines = capture.tail_of(f"{error.message}\n{error.hint}")
     return capture.here(
         error.exit_code,

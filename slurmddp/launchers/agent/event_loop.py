@@ -31,7 +31,7 @@ from slurmddp.launchers.link.link import Link
 from slurmddp.runs.failures.failure import Failure, likely_first, lost_agent, node_code
 
 _WRITING_S = 600.0
-"""Seconds that an agent whose ranks have ended waits at most for a checkpoint to be written."""
+"""Longest time in seconds that an agent without running ranks waits for a checkpoint to be written."""
 _POLL_S = 1.0
 _WRITING_POLL_S = 0.1
 
@@ -76,7 +76,7 @@ class AgentLoop:
         self._at_work = False
         """Whether this node runs ranks of the present worker group, and the agent has not ended them."""
         self._killed: msg.WorkersKilled | None = None
-        """The report to send once every killed rank has ended."""
+        """The report to send to the coordinator once every killed rank has ended."""
         self._others_done = False
         """Whether ranks of other nodes have ended with 0 or 75."""
         self._code: int | None = None
@@ -120,10 +120,10 @@ class AgentLoop:
         self._checkpoints.finish(_WRITING_S)
 
     def _turn(self, until: float) -> None:
-        """Wait for a signal, a message or a request of a rank, `until` at the latest, and handle it."""
+        """Wait until `until` at most for a signal, a message or a request of a rank, and handle it."""
         wait_s = min(until, self._link.next_deadline()) - time.monotonic()
         signals = self._inbox.wait(wait_s, [*self._link.descriptors(), *self._checkpoints.descriptors()])
-        # Call the checkpoint service after the wait: a SIGCHLD may come from its writer, which it reaps.
+        # A SIGCHLD that has ended the wait may come from the writer of checkpoints, which this call reaps.
         self._checkpoints.handle()
         messages = self._link.handle()
 
@@ -163,7 +163,7 @@ class AgentLoop:
                 self._end_before_kill()
 
     def _poll_before_ranks(self, now: float) -> None:
-        """Check the wait for the first worker group.
+        """Act on the deadlines of an agent before the first worker group.
 
         Node 0's agent hands the coordinator the reports that agents without a link have written into the run
         folder. Another agent decides its exit code if the attempt has failed, or its wait for the link is
@@ -237,10 +237,10 @@ class AgentLoop:
             return False
         return self.lost_coordinator and self._assignment.node_rank(self._node.node_rank) is not None
 
-    # Messages between the agents and the coordinator.
+    # Methods for messages between the agents and the coordinator.
 
     def _send(self, message: msg.Message) -> None:
-        """Send a message to the coordinator, which may be part of this agent."""
+        """Send a message to the coordinator: over the link, or directly on node 0."""
         if isinstance(message, msg.Report):
             message = self._completed(message)
 
@@ -251,7 +251,7 @@ class AgentLoop:
             self._send_orders()
 
     def _completed(self, report: msg.Report) -> msg.Report:
-        """Return a copy of a report with the fields that are filled alike in all reports of its class."""
+        """Return a copy of a report with the fields that every report has, such as the last step."""
         step, silent_s = self._workers.progress()
         report = replace(report, restart_count=self._restart_count, step=step, silent_s=silent_s)
         if isinstance(report, msg.HungAtExit):
@@ -340,7 +340,7 @@ class AgentLoop:
         self._workers.stop(KILL_GRACE_S)
         self._code = end_without_coordinator(cause, self._rules, self._recorder)
 
-    # Orders of the coordinator.
+    # Methods that carry out orders of the coordinator.
 
     def _start(self, order: msg.StartWorkers) -> None:
         self._assignment = Assignment(order.restart_count, order.agents)
@@ -373,7 +373,7 @@ class AgentLoop:
 
     def _leave(self, code: int) -> None:
         failure = None
-        # A recorded failure counts only if no ranks have run; otherwise the ranks' exit codes count.
+        # If ranks have run, their exit codes decide this agent's code, not the recorded failure.
         if self._assignment is None:
             self._recorder.log("the run was stopped before the ranks were started")
             failure = self._recorder.failure()
@@ -405,12 +405,12 @@ class AgentLoop:
         if self._at_work and not self._workers.failed:
             self._recorder.log("the attempt has failed, but no rank of this node has")
         self._workers.wait(TOGETHER_S)
-        # Ranks that were asked to stop had their time to save before this order.
+        # Give ranks time to save, unless they were asked to stop before and so have had that time.
         may_save = self._workers.save_by_themselves and not self._stops.is_stopping
         self._workers.stop(SAVE_S if may_save else KILL_GRACE_S)
         self._code = code
 
-    # Ranks of this node.
+    # Methods for the ranks of this node.
 
     def _reap(self) -> None:
         """Report to the coordinator which ranks of this node have ended since the last call."""

@@ -37,7 +37,7 @@ def tracker_environment(folder: RunFolder, environ: Mapping[str, str]) -> dict[s
 
 
 def _birth(folder: RunFolder) -> str:
-    """Return the first line of the run's event file; empty if it can't be read.
+    """Return the first line of the run's event file, which identifies the run; empty if it can't be read.
 
     The line differs between two people's runs of the same name, and between a run and its repetition by
     `--again`.

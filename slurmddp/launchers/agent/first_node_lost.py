@@ -1,4 +1,4 @@
-"""Requeue a job whose batch script is gone: it was lost with node 0, on which it ran, or killed alone.
+"""Requeue a job whose batch script no longer runs: the script was killed, or its node (node 0) was lost.
 
 A job that tolerates the loss of nodes stays in SLURM until its time limit if it loses the first node. A job
 whose script was killed counts as failed for SLURM. If a site refuses to requeue jobs, only the batch step can

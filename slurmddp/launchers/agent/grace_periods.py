@@ -1,4 +1,4 @@
-"""The grace periods of a worker group: how long its ranks may run on after a rank has failed."""
+"""The grace periods of a worker group: how long its other ranks may still run after a rank has failed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ TOGETHER_S = 0.3
 torchrun looks for failed ranks every 0.1 s.
 """
 SAVE_S = 30.0
-"""Seconds between SIGTERM and SIGKILL for a program that may save by itself after another rank has failed.
+"""After another rank has failed: seconds from SIGTERM to SIGKILL for a program that may save by itself.
 
 torchrun waits as long. A program that does not handle SIGTERM ends at once.
 """
 KILL_GRACE_S = 1.0
-"""Seconds between SIGTERM and SIGKILL for other ranks: time to end a write, not to save."""
+"""Seconds from SIGTERM to SIGKILL for ranks that can't save alone: time to complete a running write."""

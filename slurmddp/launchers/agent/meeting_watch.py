@@ -17,13 +17,16 @@ from slurmddp.host.tcp_sockets import inodes_of, tcp_sockets
 
 _SHORTEST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 50.0
-"""Longest pause between two looks, in seconds: the kernel remembers a closed connection for a minute."""
+"""Longest pause in seconds between two looks at the sockets; the kernel keeps a closed one for a minute."""
 _PAUSE_SHARE = 0.1
 """The pause between two looks at the sockets, as a share of the time since the start of the ranks."""
 
 
 class MeetingWatch:
-    """Observes on node 0 whether the ranks of any worker group of an attempt connect to each other."""
+    """Finds out from the sockets of node 0 whether the ranks of a person's program connect to each other.
+
+    One object serves all worker groups of an attempt: `have_met` stays True once any group has connected.
+    """
 
     def __init__(self) -> None:
         self.have_met = False
@@ -33,13 +36,13 @@ class MeetingWatch:
         self._next_look = math.inf
 
     def begin(self, port: int, now: float) -> None:
-        """Begin to watch a new worker group, which was offered `port` of this node as its MASTER_PORT."""
+        """Start to watch a new worker group, whose MASTER_PORT is `port` on this node."""
         self._port = port
         self._begun = now
         self._next_look = now + _SHORTEST_PAUSE_S
 
     def poll(self, now: float, pids: Collection[int]) -> None:
-        """Call `look` if the next look is due; the pauses grow from 1 to 50 seconds.
+        """Look at the sockets if the pause since the last look is over; pauses grow from 1 to 50 seconds.
 
         Args:
             now: the time, on the monotonic clock.
@@ -60,7 +63,7 @@ class MeetingWatch:
             self.have_met = True
             return
 
-        # A rank that was just forked still has the agent's sockets, which show nothing about the rank.
+        # A rank that was just forked still has copies of the agent's sockets, so leave those out.
         inodes = inodes_of(pids) - inodes_of([os.getpid()])
         self.have_met |= any(
             self._port in socket.ports or (socket.listens and socket.inode in inodes) for socket in sockets

@@ -72,7 +72,7 @@ class NodeWatch:
         self._next_pace = 0.0
 
     def poll(self, now: float, restart_count: int, *, some_left: bool = False) -> list[Report]:
-        """Return new reports for the coordinator: suspected hangs, requested stacks, paces; often none.
+        """Return new reports for the coordinator (suspected hangs, requested stacks, paces); often none.
 
         Args:
             now: the time, on the monotonic clock.
@@ -95,7 +95,7 @@ class NodeWatch:
         beats = self._beats()
         if self._watchdog.poll(beats, now):
             reports.append(HangSuspected())
-        # While ranks write requested stacks, that work would look like progress of their exit.
+        # Don't judge the exit of ranks while they write requested stacks: the writing counts as activity.
         if some_left and self._request is None:
             reports += self._poll_exits(beats, now)
         if now >= self._next_pace and beats:
@@ -146,9 +146,9 @@ class NodeWatch:
         return [HungAtExit()] if has_hung and not self._hung else []
 
     def _answer(self) -> list[Report]:
-        """Once all requested stacks have come, write them to the log folder and return the reports.
+        """Write the requested stacks to the log folder, and return reports of them for the coordinator.
 
-        The result is empty before that, and if no stacks were requested.
+        Do nothing, and return an empty list, before all requested stacks have come.
         """
         if self._request is None or not self._request.poll():
             return []
@@ -160,7 +160,7 @@ class NodeWatch:
 
         reports: list[Report] = [StacksReported(reports=tuple(rank_reports))]
         if self._hung:
-            # Writing their stacks must not count as activity of the ranks.
+            # The ranks have just written their stacks, which must not count as activity at their exit.
             self._exits.rebase()
             silent_s = round(self._exits.silent_s, 1)
             hung = tuple(replace(report, seconds=silent_s) for report in rank_reports)

@@ -26,7 +26,7 @@ PRELOAD = (
     "torch.nn.parallel",
     "torch.optim",
     "torch.utils.data",
-    # DistributedDataParallel imports it with the first model: 800 modules, as slow as torch itself.
+    # DistributedDataParallel imports torch._dynamo for its first model: 800 modules, as slow as torch itself.
     "torch._dynamo",
     "torch.profiler._cupti_monitor",
     "numpy",
@@ -35,9 +35,12 @@ PRELOAD = (
     "slurmddp.training.*",
 )
 _EXTENSIONS = ("numpy", "array", "cmath", "decimal", "random", "shutil", "unicodedata")
-"""Modules below sympy that load libraries; their imports would wait while the linker loads torch's."""
+"""Modules that sympy imports and that load shared libraries.
+
+They are imported before another thread loads torch's libraries; during that load they would have to wait.
+"""
 _PURE = "sympy"
-"""The largest part of torch._dynamo that is pure Python."""
+"""The largest package of pure Python that torch._dynamo imports."""
 
 
 def enter_project(folder: RunFolder, project_dir: str | None) -> None:
@@ -51,7 +54,7 @@ def enter_project(folder: RunFolder, project_dir: str | None) -> None:
             hint="It must be on a filesystem that the compute nodes share.",
         ) from error
 
-    # `python -m` has put its working folder first in the search path.
+    # Replace the first entry of the search path: `python -m` has put the agent's working folder there.
     has_copy = is_there(folder.code_dir)
     sys.path[0] = str(folder.code_dir if has_copy else project)
     if not has_copy:
@@ -128,7 +131,7 @@ def _load_libraries(package: str, libraries: Sequence[str]) -> None:
 
 
 def _import_quietly(name: str) -> None:
-    """Import a module ahead of the modules that need it; ignore ImportError, which they will raise again."""
+    """Import a module early; ignore an ImportError, because the modules that need it will raise it again."""
     with suppress(ImportError):
         importlib.import_module(name)
 
@@ -151,7 +154,7 @@ def import_all(names: Sequence[str]) -> str | None:
             _tolerate_missing(error, package)
             continue
 
-        # Only the first import that makes a fork impossible is named.
+        # Name only the first import that makes a fork impossible.
         obstacle = why_no_fork() if culprit is None else None
         if obstacle:
             culprit = f"importing {package} {obstacle}"
@@ -202,7 +205,7 @@ def _cuda_is_initialised() -> bool:
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
     except OSError:
-        # The driver is not loaded.
+        # CUDA's driver library is not loaded, so CUDA can't be initialised.
         return False
 
     # cuDeviceGetCount succeeds (0) only after the driver was initialised.

@@ -16,17 +16,17 @@ from slurmddp.launchers.coordinator.restart_policy import Rules
 from slurmddp.launchers.coordinator.run_folder_recorder import RunFolderRecorder
 
 DEAF_SHARE = 0.8
-"""The part of `RESERVE_S` that is left when agents end ranks that have not reacted to a signal."""
+"""With less than this share of `RESERVE_S` (5 s) until SLURM's SIGKILL, agents end ranks that still run."""
 WRITING_SHARE = 0.6
-"""The part of `RESERVE_S` that is left when agents stop waiting for a checkpoint to be written.
+"""With less than this share of `RESERVE_S` left, agents no longer wait for a checkpoint to be written.
 
 The batch script needs this time: on a busy host it takes three seconds to write `ended` and to requeue.
 """
 _FOLLOW_S = 0.9
-"""Seconds for ranks to follow a rank that has stopped unasked.
+"""Seconds for the other ranks to stop by themselves after a rank has stopped without a request.
 
-Ranks that stop together need less. A rank that gets a signal before the training does not inform the other
-ranks.
+Ranks that have agreed on their last step need less. A rank that gets a signal before the training does not
+inform the other ranks.
 """
 _SLURM_S = 2.0
 """Seconds for a signal that SLURM has sent to the ranks of another node to reach this node's ranks."""
@@ -69,7 +69,7 @@ class StopRequests:
         self._left_at: dict[int, float] = {}
         """Monotonic time at which a rank stopped without a request to this agent, by its restart count."""
         self._awaited: tuple[float, signal.Signals] | None = None
-        """A signal that SLURM should send to this node's ranks, and when the agent sends it instead."""
+        """Deadline for SLURM to signal this node's ranks, and the signal that the agent sends after it."""
 
     def receive(self, received: signal.Signals) -> None:
         """Send the ranks a signal that this agent has received; report the first one to the coordinator."""
@@ -134,8 +134,8 @@ class StopRequests:
     def kill_is_near(self, share: float = DEAF_SHARE) -> bool:
         """Return whether SLURM kills the job in less than `share` times `RESERVE_S` (5 s).
 
-        Half of KillWait replaces `RESERVE_S` if it is shorter. False before SIGTERM or
-        SIGINT, and if the time of the kill is not known.
+        If half of SLURM's KillWait is shorter than `RESERVE_S`, it takes the place of `RESERVE_S`. The result
+        is False before SIGTERM or SIGINT has come, and if the time of the kill is not known.
         """
         if self._terminated is None:
             return False

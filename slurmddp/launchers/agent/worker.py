@@ -207,7 +207,7 @@ def _report(error: ReportedError) -> None:
 
 
 def _as_byte(code: int) -> int:
-    """Return the low byte of an exit code, as the kernel does; but 1 for 256, which would become success."""
+    """Return the low byte of an exit code, as the kernel does; but 1 for a failure whose low byte is 0."""
     return code & 0xFF or (EXIT_FAILED if code else EXIT_FINISHED)
 
 

@@ -1,4 +1,4 @@
-"""Start, watch and end the ranks of one node together: its part of a worker group.
+"""Start, watch and end the ranks of one node, which are the node's part of a worker group.
 
 A subclass of `WorkerGroup` makes the processes: an agent forks them, `launch()` runs a command. A fork shares
 the modules that the agent has imported, so eight ranks cost one import of torch. A person's program replaces
@@ -76,11 +76,11 @@ class WorkerGroup(ABC):
     def __init__(self, ranks_per_node: int, agent: int = 0) -> None:
         self.restart_count = 0
         self.codes: list[int] = []
-        """Exit codes of the ranks that this agent has not ended; negative for a signal."""
+        """Exit codes of the ranks that ended by themselves, not by this agent; negative for a signal."""
         self.failed: list[Failure] = []
-        """The failures of the ranks that this agent has not ended."""
+        """The failures of the ranks that ended by themselves, not by this agent."""
         self.left: list[Failure] = []
-        """The ranks that exited with 0: too early, if other ranks still needed them."""
+        """The ranks that exited with 0, as failures: their exit was too early if other ranks needed them."""
         self._ranks_per_node = ranks_per_node
         self._agent = agent
         self._node_rank = 0
@@ -135,7 +135,7 @@ class WorkerGroup(ABC):
     def poll(self) -> list[Failure]:
         """Record the ranks that have ended since the last call; return the failures among them."""
         failed: list[Failure] = []
-        # All ended ranks are reaped before the first of them is recorded.
+        # Reap all ended ranks before the first is recorded, because recording may take time.
         exit_codes = {pid: self._exit_code(pid) for pid in self._running}
         for pid, exit_code in exit_codes.items():
             if exit_code is None:
@@ -233,7 +233,7 @@ class WorkerSpec:
     folder: RunFolder
     attempt: int
     node: RankInfo
-    """The agent's node and all hosts; the step has one task on each node of the job."""
+    """The agent as a task of its srun step, which has one task per node: node rank and names of nodes."""
     ranks_per_node: int
     entry: str
     """The `module:function` that a rank runs."""
@@ -250,7 +250,7 @@ class WorkerSpec:
 
 
 class ForkedWorkers(WorkerGroup):
-    """Ranks that an agent forks, or spawns where it can't be forked."""
+    """The ranks of an agent, which forks them or, if it can't be forked, starts them as programs."""
 
     def __init__(
         self,
@@ -276,11 +276,11 @@ class ForkedWorkers(WorkerGroup):
         self._log_sizes = [0] * spec.ranks_per_node
         """The size of each rank's log when the rank started."""
         self._hints: dict[int, str] = {}
-        """What to do about the errors of programs that have failed, by local rank."""
+        """Advice on the errors of programs that have failed, by local rank."""
         self._agents: tuple[int, ...] = ()
-        """The agents of the present worker group."""
+        """The numbers of the agents of the present worker group."""
         self._step_variables: list[dict[str, str]] = []
-        """The variables that describe the step of these agents to each rank of this node."""
+        """By local rank, the variables that describe to a rank the srun step of the present agents."""
         self._address: Address | None = None
         """The address of this node at which ranks can meet, once it is known."""
         self._started_at = 0.0
@@ -297,7 +297,8 @@ class ForkedWorkers(WorkerGroup):
         """Return MASTER_ADDR and MASTER_PORT for ranks that use them; only node 0's agent calls this."""
         node = self._spec.node
         ports = candidate_ports(f"{node.launch_id} {assignment.restart_count} master")
-        # `bool` accepts any free port: the ranks get the port with the order to start, and need not find it.
+        # Any free port will do (`bool` accepts each), because the ranks get its number with the order to
+        # start.
         if self._address is None:
             probe = listen_as_rank_zero(node, ports, bool)
         else:
@@ -405,7 +406,8 @@ class ForkedWorkers(WorkerGroup):
         node = self._spec.node
         node_rank = agents.index(node.node_rank)
         hosts = node.hosts
-        # SLURM names every node. Other launchers name only the first node, so no hosts can be chosen.
+        # Only SLURM names every node. Other launchers name the first node alone, so the hosts of the agents
+        # are not known.
         if len(hosts) == node.nodes:
             hosts = tuple(hosts[agent] for agent in agents)
 
@@ -446,11 +448,12 @@ class ForkedWorkers(WorkerGroup):
         if port:
             master = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
-        # Only the ranks of the first worker group have waited for the imports.
+        # Restarted ranks have not waited for the agent's imports.
         imports_s = 0.0 if order.restart_count else self._spec.imports_s
         return {
             **self._spec.common,
-            # The variable names the launcher of the agent. The variables below describe the rank.
+            # Clear the variable that forces an environment: it describes the agent, and the variables below
+            # the rank.
             ENVIRONMENT_VARIABLE: "",
             RESTART_COUNT_VARIABLE: str(order.restart_count),
             PREFLIGHT_VARIABLE: str(int(order.preflight)),
@@ -476,7 +479,7 @@ class ForkedWorkers(WorkerGroup):
 
     @property
     def save_by_themselves(self) -> bool:
-        """Return whether each rank may save without the other ranks, as a script without Distributon may."""
+        """Return whether a rank may save without the other ranks, as a script without Distributon may."""
         return self._spec.is_script and all(page.read().phase == "starting" for page in self._pages)
 
     def ranks_apart(self) -> int:

@@ -161,7 +161,7 @@ class Coordinator:
         self._later: list[Callable[[], object]] = []
         """Records to write once the orders are sent."""
 
-        # State of the nodes.
+        # The state of the nodes and their agents.
         self._joining = JoinWait(hosts, rules, recorder, now)
         self._present = {0}
         """Agents that have joined and are not gone."""
@@ -176,18 +176,18 @@ class Coordinator:
         self._shrunk: Failure | None = None
         """Why a node is missing, if the other nodes continue without a replacement."""
 
-        # State of the worker groups.
+        # The state of the worker groups.
         self._group = Group(Assignment(-1, tuple(range(rules.nodes))))
         self._furthest = -1
         """The last step that any earlier worker group has completed."""
         self._stopping = False
         """Whether the run was asked to stop."""
         self._end_by = math.inf
-        """When AWAITING_CAUSE or AWAITING_SAVES ends."""
+        """When the state AWAITING_CAUSE or AWAITING_SAVES ends, on the coordinator's clock."""
 
     @property
     def has_all_nodes(self) -> bool:
-        """Return whether no agent of the present worker group is lost."""
+        """Return whether no node of the present worker group has been lost."""
         return not self._group.lost
 
     @property
@@ -207,13 +207,13 @@ class Coordinator:
     def _is_awaiting(self) -> bool:
         return self.state in (State.AWAITING_CAUSE, State.AWAITING_SAVES)
 
-    # Calls by the agent: messages and deadlines.
+    # Methods that the agent calls with messages and at deadlines.
 
     def receive(self, sender: int, message: msg.Message, now: float) -> None:
         """Handle a message from the agent `sender`, or from the link about this agent."""
         group = self._group
         if isinstance(message, msg.Report):
-            # Ignore a report about a worker group that has been replaced meanwhile.
+            # Ignore a report about ranks that have been replaced by a later worker group.
             if message.restart_count != group.assignment.restart_count:
                 return
             group.left |= {failure.rank: failure for failure in message.left if failure.rank is not None}
@@ -299,7 +299,7 @@ class Coordinator:
         self.state = State.ENDING
         self._order(self._present, msg.Fail(code=node_code(cause)))
 
-    # Joined, lost and unhealthy nodes.
+    # Methods for nodes that have joined, are lost or are unhealthy.
 
     def _join(self, now: float) -> None:
         self._stopping = self._stopping or self._is_over()
@@ -335,8 +335,8 @@ class Coordinator:
             self._recorder.warn(describe(failure))
             return
 
-        # What this node can't do, another node may be able to do. So the failure counts as the loss of the
-        # node if the job tolerates it.
+        # Another node may be able to run the ranks. So the failure counts as the loss of this node if the job
+        # tolerates a loss.
         self._group.failures.append(gone if self._rules.tolerates_node_loss else failure)
         self._react(now)
 
@@ -386,7 +386,7 @@ class Coordinator:
                 f"{names_of([agent], self._hosts)} did not pass the preflight: {reasons[agent]}"
             )
 
-    # Ranks that stop, finish or hang.
+    # Methods for ranks that stop, finish or hang.
 
     def _forward_stop(self, sender: int, request: msg.StopRequested) -> None:
         """Order all agents but `sender` to stop their ranks; only the first request has this effect."""
@@ -482,7 +482,7 @@ class Coordinator:
         group.failures.append(verdict.failure(group.assignment.agents, self._rules.ranks_per_node))
         self._react(now)
 
-    # Restarts.
+    # Methods for restarts of the ranks.
 
     def _react(self, now: float) -> None:
         """After a failure, restart the ranks, wait for further reports, or end the attempt."""

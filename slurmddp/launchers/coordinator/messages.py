@@ -125,7 +125,7 @@ class PaceReported(Report):
     """The number of steps of the node's ranks, and how long they took; sent twice a minute."""
 
     paces: Mapping[int, Pace]
-    """The sums of each rank since its start, by global rank."""
+    """Each rank's number of steps since its start, and the seconds that they took, by global rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +198,7 @@ class OthersDone(_OrderWithCode):
 
 
 class EndHungRanks(_OrderWithCode):
-    """The order to end the ranks that hang at their exit, because all other ranks have ended, with `code`."""
+    """The order to end the ranks that hang at their exit; all other ranks have ended, with `code`."""
 
 
 class Leave(_OrderWithCode):

@@ -117,7 +117,7 @@ def choose_agents(before: Sequence[int], present: Collection[int], rules: Rules)
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether the ranks restart in place, and the reason."""
+    """The decision whether the ranks restart in place, and its reason."""
 
     restart: bool
     reason: str

@@ -100,7 +100,8 @@ class RunFolderRecorder(Recorder):
     def is_confirmed(self, agent: int) -> bool:
         """Return whether node 0 has read this agent's report."""
         names = names_in(self._folder.log_dir(self._attempt))
-        # The folder holds other files, too. If the listing is empty, it has failed and proves nothing.
+        # The folder always holds other files. So an empty listing has failed, and does not show that the
+        # report is gone.
         return bool(names) and self._unable_file(agent).name not in names
 
     def _unable_file(self, agent: int) -> Path:
@@ -109,7 +110,7 @@ class RunFolderRecorder(Recorder):
     def flush_newest(
         self, checkpoints: CheckpointService, *, states: bool = True, parts: bool = True
     ) -> None:
-        """Write the newest checkpoint to disk if only memory holds it, because the attempt has not finished.
+        """Write the newest checkpoint to disk if only the memory holds it; for attempts that did not finish.
 
         Args:
             checkpoints: the service that holds checkpoints in memory.
@@ -133,9 +134,9 @@ class RunFolderRecorder(Recorder):
             log_line(f"the state of step {step}, which only memory holds, is written to disk")
 
     def _claim_save(self, step: int) -> bool:
-        """Claim the save of a step's checkpoint; return False if another agent has claimed it.
+        """Claim the right to write a step's checkpoint to disk; return False if another agent has it.
 
-        Return True also if the claim can't be made because of an error of the file system.
+        An error of the file system counts as a success: writing a checkpoint twice is better than not at all.
         """
         # mkdir is atomic: only one agent can create the folder.
         try:

@@ -42,7 +42,7 @@ CUT = "cut"
 BLOCKED_S = 150.0
 """Seconds of silence after which an agent is lost although its host's kernel acknowledges bytes.
 
-An agent reads and writes files of the run folder, so a file server that stops silences it.
+The limit is long because an agent is silent while a file server of the run folder does not answer.
 """
 
 Message = dict[str, Any]
@@ -60,7 +60,7 @@ class Secret:
         self._key = hmac.digest(secret.encode(), f"slurmddp control of {launch_id}".encode(), "sha256")
 
     def proof(self, *values: object) -> str:
-        """Return the HMAC of these JSON values as hexadecimal digits; only holders of the secret can."""
+        """Return the HMAC of these JSON values in hexadecimal digits; it proves knowledge of the secret."""
         return hmac.digest(self._key, json.dumps(values).encode(), "sha256").hex()
 
     def proves(self, proof: object, *values: object) -> bool:
@@ -153,7 +153,7 @@ class Connection:
 
         Set `ended` if the connection has ended.
         """
-        # epoll also wakes the agent when the socket can take more bytes.
+        # epoll also wakes the agent when the socket can take more of the unsent bytes.
         if self._unsent:
             self.flush()
 
@@ -225,7 +225,7 @@ class Connection:
         return milliseconds < 1000 * within_s
 
     def finish(self, deadline: float) -> None:
-        """Send the unsent bytes, `deadline` at the latest, and close so that the peer still gets them."""
+        """Send the unsent bytes until `deadline` at most, and close so that the peer still gets them."""
         with contextlib.suppress(OSError):
             while self._unsent:
                 self._end.settimeout(max(0.001, deadline - time.monotonic()))
@@ -264,7 +264,7 @@ class Join(NamedTuple):
     identity: str
     """The random number of an agent, by which the hub recognises it after a fault of the network."""
     received: int
-    """The number of the last message from the hub that the member has received."""
+    """The number of the last message that the member has received from the hub."""
     nonce: str
 
 
@@ -316,7 +316,7 @@ class Session:
 class Awake:
     """Clock that counts only the seconds in which this process runs.
 
-    So peers don't count as silent because this process was suspended.
+    While this process is suspended, the clock stands still, so that peers don't count as silent.
 
     Args:
         clock: the clock that is read at each update.

@@ -48,7 +48,7 @@ class _Caller:
 
 @dataclass
 class _Peer:
-    """A member from the view of the hub: not joined yet (no `identity`), present, or `gone` for good."""
+    """The hub's record of a member: not joined yet (no `identity`), present, or `gone` for good."""
 
     session: Session = field(default_factory=Session)
     identity: str = ""
@@ -60,7 +60,7 @@ class _Peer:
     silent: bool = False
     """Whether the member is gone because it sent no heartbeat."""
     uses_connection: bool = False
-    """Whether a frame has come over this connection. Before, the member may have given the connection up."""
+    """Whether a frame has come over this connection; until then the member may have dropped it."""
 
     @property
     def is_present(self) -> bool:
@@ -116,7 +116,7 @@ class Hub:
         if peer.gone:
             return
 
-        # Without a connection, the session keeps the frame for the next one.
+        # Without a connection, the session keeps the frame for the next connection.
         frame = peer.session.numbered(message)
         if peer.connection:
             peer.connection.put(frame)
@@ -196,7 +196,7 @@ class Hub:
         return self._welcome(caller, join, now)
 
     def _proved(self, value: object, nonce: str) -> Join | None:
-        """Return what a caller has sent about itself if the HMAC is right, else None."""
+        """Return the `Join` that a caller has sent if its HMAC proves the secret, else None."""
         match value:
             case {"said": [int(), str(), str(), int(), str()] as facts, "proof": proof}:
                 if self._secret.proves(proof, "member", nonce, *facts) and facts[0] in self._peers:
@@ -315,7 +315,7 @@ class Hub:
         return [(node, self._lose_silent(peer, now)) for node, peer in silent]
 
     def _is_lost(self, peer: _Peer, now: float) -> bool:
-        """Decide whether a member was silent for too long, which depends on its host's kernel."""
+        """Decide whether a silent member is lost; later if its host's kernel still acknowledges bytes."""
         silent_s = now - peer.heard
         if silent_s <= self._lost_after_s:
             return False

@@ -54,7 +54,7 @@ class _Attempt:
     connection: Connection
     endpoint: Endpoint
     until: float
-    """When the member gives the attempt up, in seconds of `Awake`."""
+    """When the member gives this connection up, in seconds of `Awake`."""
     greeting: str = ""
     """The listener's nonce, once it has come."""
     nonce: str = ""
@@ -118,7 +118,7 @@ class Member:
         if self._gone:
             return
 
-        # Without a connection, the session keeps the frame for the next one.
+        # Without a connection, the session keeps the frame for the next connection.
         frame = self._session.numbered(message)
         if self._connection:
             self._connection.put(frame)
@@ -151,7 +151,7 @@ class Member:
         self._poll.close()
 
     def _is_hub_lost(self, now: float) -> bool:
-        """Decide whether the hub was silent for too long, which depends on its host's kernel."""
+        """Decide whether a silent hub is lost; later if its host's kernel still acknowledges bytes."""
         silent_s = now - self._heard
         # A silent hub sends nothing to answer, so send it frames that its kernel acknowledges.
         if self._connection and silent_s > 2 * self._heartbeat_s and now >= self._next_echo:
@@ -249,7 +249,7 @@ class Member:
                 self._give_up(attempt)
 
     def _enter(self, attempt: _Attempt, value: object, messages: list[Message], now: float) -> None:
-        """Use this connection if the listener proves by `value` that it is the hub of this attempt."""
+        """Use this connection if the listener's frame `value` proves that it is the hub of this attempt."""
         nonces = (attempt.greeting, attempt.nonce)
         welcome = self._proved(value, nonces)
         if welcome is None:

@@ -91,10 +91,11 @@ def around(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def current(environ: Mapping[str, str]) -> Allocation | None:
-    """Return the allocation in which this process runs, completed and checked by asking SLURM.
+    """Return the allocation in which this process runs, from its variables and from SLURM's answer.
 
     A shell that was started by ssh on a node of a job may have no variable but SLURM_JOB_ID. Without
-    `scontrol`, or without an answer, only the variables count. None where `around` returns None.
+    `scontrol`, or without an answer, only the variables count. The result is None where `around` returns
+    None.
 
     Raises:
         ConfigError: the job is over; a shell may outlive its job.

@@ -1,4 +1,4 @@
-"""Start and end the agents of a run that a command runs: on emulated nodes, or in an allocation.
+"""Start and end the agents of a run in the foreground: on emulated nodes, or in an allocation.
 
 For emulated nodes on this machine the module takes srun's part: it starts an agent for each node, forwards
 signals, and kills agents that outlive a failed agent for too long. In an allocation (`salloc`) the module
@@ -89,7 +89,7 @@ class LocalNodes:
             self._kill_signal = signal.SIGQUIT
         self._attempt = -1
         self._force_at: float | None = None
-        """When agents that outlive a failed agent are killed, on the monotonic clock."""
+        """When agents that still run after another agent has failed are killed, on the monotonic clock."""
         self._oom = OomWatch()
         self._reaper: OrphanReaper | None = None
 

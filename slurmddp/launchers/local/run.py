@@ -42,7 +42,7 @@ from slurmddp.runs.text_format import counted
 from slurmddp.settings.spec import Job
 
 _CROWDED = 4
-"""Ranks per CPU from which training is slow."""
+"""Largest number of ranks per CPU without a warning: more ranks make the training slow."""
 _SMALLER = "add nodes=2 and gpus_per_node=2 (ranks_per_node=2 without GPUs)"
 _POLL_S = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)
@@ -91,11 +91,11 @@ class LocalRun:
         self._job_number = str(secrets.choice(LOCAL_JOB_IDS))
         self._job_id = f"local-{self._job_number}"
         self._counts = requeue_policy.Counts()
-        """The failures so far, in memory, so that a full disk can't make the run restart without end."""
+        """The number of failures so far. It is kept in memory, because a full disk could not hold it."""
         self._unattended = False
         """Whether the terminal is closed, so that no output is shown."""
         self._before = Saved()
-        """What the run had saved before the present attempt."""
+        """What the run had saved before the present attempt; more at its end shows progress."""
         self._inbox: SignalInbox | None = None
         self._undo = ExitStack()
         self._commands = EventCommands(folder, job.policy.on_event, job.project_dir, say)

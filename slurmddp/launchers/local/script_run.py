@@ -210,7 +210,7 @@ class ScriptRun:
         self._terminate_at = math.inf
         """When ranks that outlive a failed rank get SIGTERM, on the monotonic clock."""
         self._kill_at = math.inf
-        """When these ranks get SIGKILL."""
+        """When ranks that outlive a failed rank get SIGKILL, on the monotonic clock."""
         self._is_over = False
         """Whether the coordinator has ordered the end of the run."""
 

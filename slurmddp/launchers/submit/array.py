@@ -31,11 +31,11 @@ from slurmddp.slurm.sbatch_options import sbatch_options
 from slurmddp.slurm.script import render, render_array
 
 _OF_ONE_RUN = ("job-name", "output")
-"""Options of sbatch that differ between runs, although an array has only one value of each."""
+"""Options of sbatch that may differ between the runs of an array; the array's script sets its own values."""
 _OF_LENGTH = ("train", "program")
 """The configuration's sections with the keys that extend a finished run: more steps, or other arguments."""
 _OTHER_FILES = 256
-"""Number of open files that a process needs beside the locks of runs."""
+"""Number of open files that a process needs in addition to the locks of runs."""
 
 
 def longest_array(slurm: SlurmClient) -> int:

@@ -42,13 +42,13 @@ LIMIT_S = 70.0
 _TIME_LIMIT_MIN = 6
 _MEM_GB = 2
 _ANSWER_S = 30.0
-"""Seconds that a host waits for the next step of the others, beside the time of the measurement."""
+"""Seconds that a host waits for the other hosts' values, in addition to the time of the measurement."""
 _END_S = 10.0
 """Seconds for srun to end."""
 _MARK = "slurmddp-files "
 """The beginning of a task's lines; set-up lines and the site's scripts may print other lines."""
 _OF_BATCH = ("output", "open-mode", "signal", "requeue", "no-requeue", "no-kill")
-"""Options of sbatch that srun does not need."""
+"""Options of sbatch that a short step of srun does not need."""
 _SETUP = '{{ {lines}\n}} </dev/null >&2\nexec "$@"'
 _ROUTINE = re.compile(
     "queued and waiting|has been allocated|Exited with exit code|Terminating|CANCELLED|Job step aborted"
@@ -99,7 +99,7 @@ def measure_on_nodes(
         raise _not_started(name, start_s, slurm) from error
     finally:
         step.end()
-        # SLURM may have queued the step for an srun that was killed before it knew.
+        # SLURM may have queued the step although srun was killed before it got SLURM's answer.
         with suppress(SlurmError):
             slurm.query(["scancel", f"--user={os.getuid()}", f"--name={name}"])
 
@@ -138,7 +138,7 @@ def _not_started(name: str, start_s: float, slurm: SlurmClient) -> SlurmError:
 
 
 class _Step:
-    """A step of srun, as the connection of this machine (host 0) to the tasks on the nodes."""
+    """The connection of this machine (host 0) to the tasks that an srun step runs on the nodes."""
 
     index = 0
 
@@ -188,7 +188,7 @@ class _Step:
         self._send([None, *first_values])
 
     def gather(self, value: Any) -> list[Any]:
-        """Return this machine's value and a value of each task, and send all of them to the tasks."""
+        """Collect a value from each task, send the values of all hosts to the tasks, and return them."""
         try:
             values = [value, *self._collect(self._timeout_s)]
         except TimeoutError as error:
@@ -202,7 +202,7 @@ class _Step:
 
     def end(self) -> None:
         """End srun and its step."""
-        # A task whose input ends leaves by itself.
+        # A task exits by itself when its standard input ends.
         with suppress(OSError):
             self._stdin.close()
         # A step that waits in the queue has no task yet: at SIGTERM srun cancels it.
@@ -217,7 +217,7 @@ class _Step:
         self._errors.close()
 
     def _collect(self, timeout_s: float) -> list[Any]:
-        """Return a value of each task; raise TimeoutError if one does not come in time."""
+        """Return a value of each task, in order; raise TimeoutError if a value does not come in time."""
         deadline = time.monotonic() + timeout_s
         values: dict[int, Any] = {}
         while len(values) < self.count - 1:
@@ -239,7 +239,7 @@ class _Step:
             raise self._ended() from None
 
     def _receive(self) -> None:
-        """Pass on the values that tasks print, until srun ends."""
+        """Read srun's output until it ends, and put the values of the tasks into the queue for `_collect`."""
         with cast("IO[str]", self._srun.stdout) as stdout:
             for line in stdout:
                 _, mark, text = line.partition(_MARK)
@@ -249,7 +249,7 @@ class _Step:
         self._values.put(None)
 
     def _ended(self) -> SlurmError:
-        """Return the error of an srun that has ended too early, with its last line that shows why."""
+        """Return the error for an srun that has ended too early, with the last line that gives its reason."""
         code = self._srun.wait()
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors if line.strip() and not _ROUTINE.search(line)]
@@ -262,7 +262,7 @@ class _Step:
 
 
 class _Task:
-    """A task of the step on a node, as its connection to the other hosts."""
+    """The connection of a task, which the srun step runs on a node, to the machine that started the step."""
 
     def __init__(self) -> None:
         self.index = int(os.environ["SLURM_PROCID"]) + 1
@@ -280,7 +280,7 @@ class _Task:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure as one task; return the exit code.
+    """Measure the file system as one task of the step; return the exit code.
 
     Args:
         argv: the folder, and the seconds to wait for a change of another host.
@@ -291,7 +291,7 @@ def main(argv: Sequence[str]) -> int:
         hosts.gather(None)
         measure(Path(folder), hosts, name=socket.gethostname(), limit_s=float(limit_s))
     except SlurmddpError as error:
-        # The machine that started the step raises the same error.
+        # Print the error without a traceback: the machine that started the step raises it, too.
         print(error, file=sys.stderr)
         return EXIT_FAILED
     return EXIT_FINISHED

@@ -93,7 +93,7 @@ def _parameters(job: Job, known: set[str]) -> dict[str, Any]:
     parameters.setdefault("wckey", None)
     return {
         **parameters,
-        # The time is a number of minutes, because submitit computes with it.
+        # Pass the time limit as a number of minutes, because submitit computes with it.
         "time": job.resources.time_limit_min,
         "signal_delay_s": job.policy.signal_lead_s,
         "stderr_to_stdout": True,

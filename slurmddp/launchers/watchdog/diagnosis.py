@@ -62,7 +62,7 @@ class StallDiagnosis:
 
     def __init__(self, agents: Iterable[int], now: float) -> None:
         self.deadline = now + _REPORTS_S
-        """When to stop waiting for reports."""
+        """When to stop waiting for reports, on the monotonic clock."""
         self._awaited = set(agents)
         self._reports: list[RankReport] = []
 
@@ -92,7 +92,7 @@ class PaceComparison:
         self._ranks = ranks
         self._new: dict[int, Pace] = {}
         self._before: dict[int, Pace] = {}
-        """The paces of the last comparison."""
+        """The paces of all ranks at the last comparison, by global rank."""
         self._slowest_before: int | None = None
         """The rank that was slow at the last comparison."""
         self._next_lines: dict[int, float] = {}

@@ -42,7 +42,7 @@ class ExitWatch:
     """
 
     def __init__(self, timeout_s: float | None, activity: Callable[[int], Activity] | None = None) -> None:
-        """Begin to count.
+        """Begin to count the seconds without activity.
 
         Args:
             timeout_s: the value of policy.stall_timeout_s; None: EXIT_LIMIT_S; 0: no rank ever hangs.
@@ -107,7 +107,7 @@ def _is_active(
         return False
 
     last_activity, last_beat = last
-    # The absolute difference, because the sum over all processes falls when a descendant ends.
+    # Take the absolute difference: the sum over all processes falls when a descendant ends.
     cpu_s = abs(activity.cpu_s - last_activity.cpu_s)
     if cpu_s >= _BUSY_SHARE * passed_s:
         return True

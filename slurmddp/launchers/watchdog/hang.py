@@ -50,7 +50,7 @@ _TIMES_THE_FIRST = 2.0
 LONGEST_POLL_S = 5.0
 """The largest number of seconds that a poll adds; the agent polls once a second."""
 _AGAIN = 0.25
-"""The part of its phase's limit after which a hang that continues is reported again."""
+"""A hang that continues is reported again after this fraction of the limit of its phase."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Watchdog:
         self._longest: dict[str, float] = {}
         """The longest healthy duration of each phase, in seconds."""
         self._patience: dict[str, float] = {}
-        """The factors of the limits of phases in which ranks have hung."""
+        """For each phase in which ranks have hung, the factor by which its limit is multiplied."""
         self._polled_at: float | None = None
         self._reported: str | None = None
         """The phase of a hang that was reported and has not ended since."""
@@ -84,7 +84,7 @@ class Watchdog:
     def poll(self, beats: Mapping[int, RankHeartbeat], now: float) -> bool:
         """Return whether to report that all ranks of this node hang.
 
-        A hang that continues is reported again only after a part `_AGAIN` of its limit.
+        A hang that continues is reported again only after the fraction `_AGAIN` of the limit.
 
         Args:
             beats: the heartbeats by global rank.
@@ -166,7 +166,8 @@ class Watchdog:
             self._longest[phase] = max(self._longest.get(phase, 0.0), silence.seconds)
             self._reported = None
 
-        # The new silence began at the heartbeat, at some time since the last poll.
+        # Count the new silence from the heartbeat, which the rank has written at some time since the last
+        # poll.
         self._silences[rank] = _Silence(beat, max(0.0, min(now - beat.since, passed_s)))
 
     def _begin_group(self) -> None:

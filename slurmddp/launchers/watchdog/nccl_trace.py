@@ -24,7 +24,7 @@ _SETTINGS: tuple[tuple[str, str, tuple[int, int]], ...] = (
     ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", (2, 10)),
     ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT", (2, 15)),
 )
-"""New name, old name, and the version of torch that renamed the variable and warns of the old name."""
+"""Variables of the recorder: new name, old name, and the first torch that warns of the old name."""
 
 
 class FlightRecorder:

@@ -83,7 +83,7 @@ class _Rank:
     pid: int
     page: HeartbeatPage
     left: list[int]
-    """The processes that are not asked yet."""
+    """The processes that have not been asked for their stacks yet."""
     state: str = ""
     texts: dict[int, str] = field(default_factory=dict)
     """The answers by pid."""
@@ -93,7 +93,7 @@ class _Rank:
     _seen: int = 0
     """How many bytes of all answers have been seen."""
     _changed: float = 0.0
-    """When the last new byte was seen, on the monotonic clock."""
+    """When the last new byte of the answer was seen, on the monotonic clock."""
 
     def __post_init__(self) -> None:
         self.state = _read_status(self.pid).state

@@ -53,7 +53,7 @@ class Pace:
 
     @property
     def own_s(self) -> float:
-        """Return the seconds until the backward pass, which the rank spends without the other ranks."""
+        """The seconds up to the backward pass of each step, in which the rank waits for no other rank."""
         return self.wait_s + self.forward_s
 
 

@@ -139,16 +139,16 @@ def _order_among(all_reports: Sequence[RankReport]) -> Any:
 
     def order(report: RankReport) -> tuple[Any, ...]:
         return (
-            # First a rank that a signal has stopped, because it can't continue by itself.
+            # A rank that a signal has stopped comes first, because it can't continue by itself.
             report.state != "T",
-            # Then a rank that does not wait for other ranks.
+            # A rank that does not wait for other ranks comes before ranks that wait.
             waits(report),
-            # Then the rank that is furthest behind in steps and phases.
+            # A rank that is further behind in steps and phases comes earlier.
             report.step,
             list(_DOING).index(report.phase),
-            # Then a rank that computes, for which sleeping ranks may wait.
+            # A rank that computes comes before sleeping ranks, which may wait for it.
             report.state != "R",
-            # Then the rank at the rarest place in the code, because nearly all ranks wait at the same place.
+            # A rank at a rarer place in the code comes earlier, because most ranks wait at the same place.
             places[place(report)],
             _lines_in_common(report, all_reports),
             report.rank,

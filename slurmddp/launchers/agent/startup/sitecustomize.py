@@ -33,7 +33,7 @@ SNAPSHOT_VARIABLE = "SLURMDDP_SNAPSHOT"
 CODE_FOLDER = "code"
 PAGE_NAME = "slurmddp-heartbeat"
 STACKS_SIGNAL_OFFSET = 7
-"""The number of the signal that asks for stacks, counted from SIGRTMIN."""
+"""Offset from SIGRTMIN of the signal at which a process writes its stacks."""
 
 
 def import_from_copy(project: str, code: str) -> None:
@@ -64,7 +64,8 @@ def _map_packages(mapping: dict[str, str], project: str, code: str) -> None:
     for package, folder in mapping.items():
         copy = in_copy(folder, project, code)
         mapping[package] = copy
-        # A process that is started with this search path has another mapping. It finds the copy by the path.
+        # A process that multiprocessing spawns gets this search path and the unchanged mapping. It finds the
+        # copy by the path.
         if copy != folder and os.path.splitext(os.path.basename(folder))[0] == package:
             sys.path.append(os.path.dirname(copy))
 
@@ -101,7 +102,10 @@ class _ModuleFolder:
 
 
 def _prepare() -> None:
-    """Prepare the interpreter as the docstring of this module describes."""
+    """Make imports find the code snapshot, arm faulthandler, and register the wait for gloo's threads.
+
+    Also remove the folder of this module from the search path.
+    """
     _leave_search_path(os.path.dirname(__file__))
     run_dir = os.environ.get(RUN_DIR_VARIABLE, "")
     code = os.path.join(run_dir, CODE_FOLDER)
