@@ -1,1 +1,1 @@
-"""The run folder: the plain-text record that the login side and the node side share."""
+"""Read and write run folders, the plain-text records that the login nodes and the compute nodes share."""

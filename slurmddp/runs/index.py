@@ -27,7 +27,7 @@ SWEEP_SUFFIX = ".sweep"
 """End of the name of a file that lists the runs of a sweep."""
 _CONFIG = str(RunFolder.config_file)
 _WRITTEN = (str(RunFolder.attempts_file), str(RunFolder.metrics_file))
-"""Files that a run writes to while it trains."""
+"""Files that change while a run trains; the newest of their times is the time of the run."""
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ def last_touched(path: str) -> float | None:
 
 
 def _written_at(file: str) -> float | None:
-    """Return when a file was last modified; None if it is not a regular file, or can't be accessed."""
+    """Return when a regular file was last modified, in epoch seconds; None if there is no such file."""
     try:
         # os.stat, because for thousands of files creating the Path objects would take longer than the calls.
         status = os.stat(file)  # noqa: PTH116

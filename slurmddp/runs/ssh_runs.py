@@ -90,7 +90,8 @@ def ssh_runs() -> list[SshRun]:
         refuse_file_of_others(records_file(), "Remove it; runs are then found on their login node.")
         for line in read_lines(records_file()):
             run = SshRun(**{key: value for key, value in line.items() if key in known})
-            # A later record of a run replaces the earlier record. The run moves to the end of the dict.
+            # A later record of a run replaces the earlier one. Remove that first, so that the last submitted
+            # run comes last.
             runs.pop((run.name, run.host), None)
             runs[run.name, run.host] = run
     except (OSError, SlurmddpError, TypeError) as error:

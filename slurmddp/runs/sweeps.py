@@ -139,7 +139,7 @@ def find(name: str | None) -> Sweep | None:
 
 
 def _only(name: str | None, files: Sequence[Path]) -> Sweep | None:
-    """Return the sweep in the only one of `files`; None if there is no file.
+    """Return the sweep in the single file of `files`; None if there is no file.
 
     Raises:
         RunNotFoundError: there are several files, so `name` is ambiguous.

@@ -36,9 +36,9 @@ BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _OBEYED = re.compile(
     r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
-"""Escape sequences and control characters, which a terminal would obey; from colours or binary output."""
+"""Matches escape sequences and control characters, which a terminal would obey, such as colours."""
 _LONG_NUMBER = re.compile(r"(?<![\w./])\d+\.\d{7,}(e[-+]?\d+)?(?![\w./])")
-"""A number with many digits, as a search chooses it; not a part of a path or a version."""
+"""Matches a number with many decimals, as a search chooses it, but no part of a path or of a version."""
 
 
 def without_control(text: str) -> str:

@@ -1,1 +1,1 @@
-"""Failures: how they are captured, explained and read."""
+"""Capture, explain, record and read the failures of a run's processes."""

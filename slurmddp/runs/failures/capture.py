@@ -25,9 +25,9 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.text_format import without_control
 
 _READ_LINES = 400
-"""How many lines are read to find the reason: the last lines of a deep traceback all belong to torch."""
+"""How many last lines of a log are searched for the reason; those of a deep traceback may all be torch's."""
 _READ_BYTES = (1 << 16, 1 << 20)
-"""How many bytes of a log are read; the second number only if the first may begin within a traceback."""
+"""Bytes to read from the end of a log: the first number, or the second if the first cuts a traceback."""
 _LINE_CHARS = 400
 
 
@@ -242,7 +242,7 @@ def write_exit(
     restart_count: int = 0,
     kind: FailureKind = "other",
 ) -> None:
-    """Write how a rank ended, even without failure, to `exit-rank-RANK`; a restart overwrites it."""
+    """Write to `exit-rank-RANK` how a rank ended, also after success; a restart overwrites the file."""
     code, name = split_status(returncode)
     end = Failure(
         rank=rank,
@@ -266,5 +266,5 @@ def read(folder: RunFolder, attempt: int) -> Failure | None:
 
 
 def as_drawn(line: str) -> str:
-    """Return what a terminal shows of a line: the text after the last carriage return."""
+    """Return the part of a line that a terminal shows: the text after the last carriage return."""
     return line.rstrip("\r").rpartition("\r")[2]

@@ -1,4 +1,4 @@
-"""Find out why a process ended from its last lines, in which libraries and tools name the error; pure."""
+"""Find out why a process ended, by messages of libraries and tools in its last lines; pure functions."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ from slurmddp.runs.failures.tracebacks import (
 from slurmddp.short_text import shorten
 
 _TERMINATED = "terminate called without an active exception"
-"""The last line of a process in which a thread asks for the interpreter lock while Python shuts down."""
+"""The last line of a process that aborts because a thread needs Python's lock while Python shuts down."""
 _NOT_FOR_MEMORY = " (the kernel counted no out-of-memory kill)"
 _TEXT_CHARS = 200
 _REFUSAL = re.compile(r"\w*Error: .")
-"""An error without a traceback: the text that a program printed before it ended, as by `sys.exit`."""
+"""Matches an error line without a traceback, such as the text that `sys.exit` prints."""
 _USAGE = re.compile(r"\S+: error: .")
 _EXIT_USAGE = 2
 """The exit code of argparse for wrong arguments."""
 _WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([\w ]+)")
 _WORKER_ENDED = re.compile(r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code (\d+)")
 _FETCHING = "in rebuild_storage_fd"
-"""The frame in which a rank fetches a batch: this connection to a worker breaks before torch reports why."""
+"""The frame in which a rank reads a batch from a data worker.
+
+If the worker has ended, the read fails before torch reports the worker's end.
+"""
 _WORKER_GONE = re.compile(r"EOFError|BrokenPipeError|Connection\w+Error")
 _WORKER_REPORT = re.compile(r"Fatal Python error: (.+)|ERROR: Unexpected (.+) encountered in worker")
 _BEFORE_A_CRASH = 3
@@ -44,7 +47,7 @@ _CRASH = "Fatal Python error"
 _AGENTS = ("/slurmddp/launchers/", "<frozen runpy>")
 """Paths in the frames of an agent, which a forked rank has below its own frames."""
 _TORCH_DISK_FULL = r"inline_container.*unexpected pos"
-"""The error of torch.save after a short write. The message does not give the cause."""
+"""Matches the error of torch.save after a write that a full disk cut short."""
 _KINDS: tuple[tuple[FailureKind, str], ...] = (
     ("out_of_gpu_memory", r"OutOfMemoryError|CUDA (error: )?out of memory|_STATUS_ALLOC_FAILED"),
     ("shared_memory_full", r"shared memory\(shm\).*No space left|</torch_\d+_.*No space left"),
@@ -65,9 +68,9 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 _NOTHING_OF_IT = re.compile(r"\s|frame #|.*\bNCCL INFO\b")
-"""Lines that never report a lost rank: code, frames, NCCL's log."""
+"""Matches lines that never report a lost rank: code, frames, NCCL's log."""
 _OTHERS_ERROR = re.compile(r"(?!RuntimeError|torch\.distributed\.|nccl)[A-Za-z_][\w.]*(Error|Exception)\b")
-"""Errors of a program that lost its storage or a server: torch uses only its own errors for a lost rank."""
+"""Matches errors that torch does not raise for a lost rank, such as for lost storage or a lost server."""
 _LOSS_LINES = 5
 """The number of last lines that are searched for a lost rank if there is no exception."""
 

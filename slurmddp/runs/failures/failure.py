@@ -71,7 +71,7 @@ class Failure:
 
     @property
     def explained(self) -> Failure:
-        """The failure with its reason: this object; `UnexplainedFailure` reads the log first."""
+        """The failure with its reason, which an `UnexplainedFailure` has to read from the log first."""
         return self
 
     @property
@@ -163,7 +163,7 @@ class UnexplainedFailure(Failure):
         return self.because()
 
     def because(self, cause: Cause | None = None) -> Failure:
-        """Return the failure with its last lines and `cause`; None means the cause that `_cause` finds."""
+        """Return the failure with its last lines and `cause`, by default the cause that these lines name."""
         lines = self.lines()
         if cause is None:
             cause = self._cause(lines)
@@ -298,8 +298,8 @@ def is_consequence(failure: Failure) -> bool:
     """
     if failure.exit_code == EXIT_FINISHED or failure.kind == "stalled_together":
         return True
-    # A process that was killed, lost or hung did not fail because of another rank, whatever its last lines
-    # say. SIGABRT is the exception: a communication library may abort a process whose peer is gone.
+    # A process that was killed, lost or hung did not fail because of another rank, even if its last lines
+    # name one. SIGABRT is the exception: a communication library may abort a process whose peer is gone.
     if failure.exit_code is None and failure.signal != "SIGABRT":
         return False
     if failure.exit_code in DELIBERATE_CODES:

@@ -30,7 +30,7 @@ _CAN_NOT_BEGIN = re.compile(r"No module named [^)]*|execve\(\): .*")
 _TASK_EXITED = re.compile(r"srun: error: \S+: tasks? ([\d,-]+): Exited with exit code (\d+)$")
 _SLURMS_OWN = re.compile(r"slurmstepd\S*: |srun: ")
 _KILLED = range(128, 193)
-"""Exit codes with which shells and container runtimes report a signal; apptainer itself fails with 255."""
+"""Exit codes by which shells and container runtimes report a signal; 255 is apptainer's own error."""
 _SLURM_SAW_OOM = re.compile(r"oom[-_ ]kill|: Out Of Memory|exceeded (job )?memory limit", re.IGNORECASE)
 
 
@@ -214,8 +214,8 @@ def _cause_at_start(code: int | None, lines: Sequence[str]) -> tuple[Cause, int]
 
     cause = causes.find_cause(code or 1, None, lines)
     if code is not None and not cause.reason:
-        # Without a known message, the last line counts: of a container runtime, or of a script that is used
-        # as the interpreter.
+        # If no message is known, show the last line. A container runtime may have written it, or a script
+        # that is named as the Python interpreter.
         last = next((line for line in reversed(lines) if line and not _SLURMS_OWN.match(line)), "")
         cause = Cause("other", last)
     return cause, code or 1

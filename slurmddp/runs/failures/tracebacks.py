@@ -11,15 +11,15 @@ from slurmddp.errors import EXIT_FAILED
 
 TRACEBACK = "Traceback (most recent call last):"
 FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line (?P<line>\d+)(,? in (?P<where>.+))?$')
-"""A frame of a traceback; without `in FUNCTION`, the line that names the place of a SyntaxError."""
+"""Matches the line of a frame or, without `in FUNCTION`, the line with the place of a SyntaxError."""
 _EXCEPTION = re.compile(r"[A-Za-z_]([\w.]|<locals>)*(:( .*)?)?$")
 _IGNORED = "Exception ignored "
-"""Python's prefix for exceptions that end nothing, such as in `__del__`."""
+"""The first words of Python's message about an exception that it ignores, such as in `__del__`."""
 _GROUP = re.compile(r"\s*\+ Exception Group Traceback")
 _BRANCH = re.compile(r"\s*\+-\+-+ 1 -+$")
 _BRANCH_ENDS = re.compile(r"\s*\+-+( \d+ -+)?$")
 _MARGIN = re.compile(r"\s*[|+] ?")
-"""Python's drawing of the tree of an exception group."""
+"""Matches the bars with which Python draws an exception group as a tree, at the left of each line."""
 OF_A_RANK = re.compile(r"\[rank\d+\]: ")
 """The prefix, such as `[rank3]: `, that torch gives to lines of a traceback after the rendezvous."""
 _SYNTAX = re.compile(r"(Syntax|Indentation|Tab)Error: ")
@@ -104,7 +104,7 @@ def last_chain(lines: Sequence[str]) -> Sequence[str]:
 
 
 def before_last(lines: Sequence[str]) -> Sequence[str] | None:
-    """Return the lines up to the second-last exception of a chain; None if it is not from a person's code."""
+    """Return the lines up to the second-last exception of a chain; None unless a person's code raised it."""
     starts = begins(lines)[-2:]
     links = [number for number, line in enumerate(lines) if line.startswith(_LINKS)]
     if len(starts) < 2 or not links or not starts[0] < links[-1] < starts[1]:
@@ -214,7 +214,7 @@ def _as_one_line(frames: Sequence[Sequence[str]]) -> list[str]:
 
 
 def place_in_file(lines: Sequence[str], error: str) -> str:
-    """Return the place of a SyntaxError as ` (train.py:12)`, for Python prints it without a traceback.
+    """Return the place of a SyntaxError as ` (train.py:12)`, which Python prints without a traceback.
 
     The result is empty for other errors.
     """

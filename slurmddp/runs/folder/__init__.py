@@ -1,1 +1,1 @@
-"""The run folder: its layout, its events, its code, its lock."""
+"""Create and read a run folder: layout, events, code snapshot, lock."""

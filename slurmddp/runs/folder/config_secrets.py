@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 EXPRESSIONS = "from_environment"
-"""Key of `config.yaml`: the expressions with `oc.env`, each under the key of its value."""
+"""Key of `config.yaml` that holds the expressions with `oc.env`, each under the key of its value."""
 NOT_SHOWN = "(not shown)"
 _SHORTEST = 4
-"""Shortest value, in characters, that is searched for in the values of other expressions."""
+"""Shorter values, in characters, are not searched for in the values of other expressions."""
 
 
 def expressions(raw: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:

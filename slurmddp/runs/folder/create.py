@@ -33,9 +33,9 @@ from slurmddp.slurm.script import settings
 
 Say = Callable[[str], object]
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml where PyYAML has it: it is several times faster, and a sweep writes thousands of values."""
+"""PyYAML's dumper, on libyaml if possible: that is several times faster, which sweeps need."""
 _last_texts: dict[str, tuple[object, str]] = {}
-"""The last value of each top-level key, and its YAML: the points of a sweep share most values as objects."""
+"""Cache of `_as_yaml`: by top-level key, the last value and its YAML. Runs of a sweep share most values."""
 
 
 def create(job: Job, script: str | None, *, with_code: bool = True) -> bool:

@@ -17,7 +17,7 @@ from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder, state_dir
 
 FoundBy = Literal["loss", "preflight"]
-"""How slurmddp noticed that a node failed: the node was lost, or a test of the preflight failed on it."""
+"""How slurmddp noticed that a node failed: its agent was lost, or a check of the preflight failed."""
 _LOST_S = 3600
 """Seconds for which other runs avoid a node that was lost: a link that was cut may be back a minute later."""
 

@@ -16,26 +16,27 @@ ONE_HOST = "one host"
 UNSUPPORTED = "unsupported"
 
 BY_NAME = {"name": "a new file, by name", "open": "a new file, by open"}
-"""Looks that only SLURM and other programs make, with the change that they wait for."""
+"""Ways to look for a file that only SLURM and other programs use, with their texts for messages."""
 BY_LISTING = {
     "listing": "a new file, by listing",
     "grown": "a grown file",
     "replaced": "a replaced file",
     "removed": "a removed file, by listing",
 }
-"""Looks that slurmddp makes, with the change that they wait for."""
+"""Ways to look for a file that slurmddp uses, with their texts for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostView:
-    """The changes of the other hosts as one host saw them."""
+    """How soon one host saw the changes that other hosts made to files."""
 
     host: str
     kind: str = ""
     """The type of the mount, such as nfs4; empty if it is not known."""
     seen_s: Mapping[str, float | None]
     """Seconds until the host saw the slowest change of another host; None: not within the limit. Keys: name,
-    open and listing (ways to look for a new file), grown, replaced, removed (changes of a file)."""
+    open and listing (ways to look for a new file), grown, replaced, removed (changes of a file).
+    """
     unseen: tuple[str, ...] = ()
     """Keys of changes that the host did not see even after it had touched the folder."""
 
@@ -45,7 +46,7 @@ class Shortfall:
     """A need of slurmddp that a file system does not meet."""
 
     text: str
-    """A sentence on the measurement that shows the shortfall."""
+    """A sentence with the measured values that show the shortfall."""
     remedy: str
     """Sentences on the consequence for runs, and on what to do."""
     is_fault: bool
@@ -59,24 +60,25 @@ class FileSystem:
     folder: Path
     hosts: tuple[HostView, ...]
     limit_s: float
-    """Seconds for which the hosts waited for a change."""
+    """Longest time in seconds that the hosts waited to see a change."""
     reads: int
-    """Reads of files that another host replaced at that moment."""
+    """Number of reads of files that another host was replacing at that moment."""
     broken_reads: int
-    """Reads that found no file, or neither the old nor the new content as a whole."""
+    """Number of these reads that found no file, or neither the whole old nor the whole new content."""
     lines: int
-    """Lines that all hosts appended to one file at once, as slurmddp does: under a lock if there is one."""
+    """Number of lines that all hosts appended to one file at once, under a lock if the file can be locked."""
     lost_lines: int
     broken_lines: int
     lost_plain_lines: int
-    """Lines that are missing after all hosts appended as many lines without a lock (O_APPEND)."""
+    """Number of lines that are missing after all hosts appended as many lines without a lock (O_APPEND)."""
     doubly_created: int
-    """New names that more than one host created (O_EXCL and mkdir)."""
+    """Number of new names that more than one host created (O_EXCL and mkdir)."""
     flock: str
     """excludes: a lock of one host keeps the other hosts out. one host: each host gets the lock. unsupported:
-    no host gets a lock."""
+    no host gets a lock.
+    """
     fcntl: str
-    """The same for locks of fcntl, which slurmddp does not use."""
+    """The same for locks of fcntl, which other programs use."""
     hard_links: bool
     synced_folders: bool
     """Whether folders can be flushed to the disk (fsync)."""

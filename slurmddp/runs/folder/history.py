@@ -164,7 +164,7 @@ class History:
 
     attempts: tuple[RecordedAttempt, ...] = ()
     last: str | None = None
-    """The newest of submitted, unanswered, started, ended, cancelled."""
+    """The name of the newest event among submitted, unanswered, started, ended and cancelled."""
     job_id: str | None = None
     """The job that runs, or will run, the newest attempt."""
     open_jobs: tuple[str, ...] = ()
@@ -178,7 +178,7 @@ class History:
 
     @property
     def last_saved(self) -> RecordedAttempt | None:
-        """The newest attempt that recorded a save."""
+        """The newest attempt that recorded a save; None if no attempt has."""
         newest_first = reversed(self.attempts)
         return next((attempt for attempt in newest_first if attempt.saved_step is not None), None)
 
@@ -271,7 +271,7 @@ def fold(events: Iterable[Any]) -> History:
 
 
 def _facts(known: RecordedAttempt, event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an attempt that `event` changes, as keyword arguments of RecordedAttempt."""
+    """Return the fields of RecordedAttempt that `event` changes, with their new values."""
     kind = event.get("event")
     time = event.get("time")
     step = event.get("step")

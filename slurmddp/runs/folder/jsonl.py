@@ -29,7 +29,7 @@ def append_line(path: Path, *records: dict[str, Any]) -> None:
 
     try:
         _lock_a_moment(descriptor)
-        # A line break ends the half line that a killed writer or a full disk may have left.
+        # A killed writer or a full disk may have left half a line: end it by a line break.
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             content = b"\n" + content

@@ -36,7 +36,7 @@ def state_dir() -> Path:
 
 
 class _Entry:
-    """A descriptor of a path in a run folder.
+    """A Python descriptor for the path of an entry of a run folder.
 
     Read on an object, the attribute is the whole path; read on the class `RunFolder`, it is the path relative
     to the run folder.

@@ -28,9 +28,9 @@ _POLL_S = 0.1
 _MOMENT_S = 1.0
 """Seconds before a wait is announced: a submission takes about as long."""
 _WRITING_S = 5.0
-"""Age from which an incomplete file counts as left behind by a writer that was interrupted."""
+"""Age in seconds from which an incomplete file counts as left behind by an interrupted writer."""
 _STALE_S = 900.0
-"""Age from which a holder on another host counts as ended: a submission takes two minutes at most."""
+"""Age in seconds from which a holder on another host counts as ended: a submission takes at most 120 s."""
 
 
 class RunLock:

@@ -44,11 +44,11 @@ _MAX_LINES = 100
 _NEW_NAMES = 20
 _OLD = b"old\n"
 _NEW = b"new content\n"
-"""Longer than `_OLD`: sshfs notices no other content of the same size and the same second."""
+"""The content that replaces `_OLD`; longer, because sshfs overlooks new content of equal size and second."""
 
 
 class Hosts(Protocol):
-    """The connection of one host to all hosts that measure together."""
+    """The connection of one host to all hosts that measure the file system together."""
 
     index: int
     """The number of this host, from 0."""
@@ -76,7 +76,7 @@ def measure(
         hosts: the connection to the other hosts.
         name: the name of this host.
         limit_s: seconds to wait for a change of another host.
-        looks: the looks to measure, keys of `BY_NAME` and `BY_LISTING`.
+        looks: the ways to look for a file that are measured: keys of `BY_NAME` and `BY_LISTING`.
 
     Raises:
         ConfigError: a host does not see the folder, or can't write there.
@@ -99,7 +99,7 @@ class _Look(NamedTuple):
     """Creates the file that will change, if there is one."""
     change: Callable[[Path], object]
     is_ready: Callable[[Path], bool]
-    """Returns whether another host sees the file as prepared; its client then remembers this."""
+    """Returns whether another host sees the prepared file, whose state its client then caches."""
     sees: Callable[[Path], bool]
     """Returns whether another host sees the change."""
 
@@ -164,7 +164,7 @@ class _Trial:
         self._others = [index for index in range(hosts.count) if index != hosts.index]
 
     def run(self) -> FileSystem:
-        """Take all steps together with the other hosts, and return the result."""
+        """Run all steps of the measurement together with the other hosts, and return the result."""
         self._together(self._create)
         self._together(self._prepare)
         self._together(self._look_before)
@@ -246,7 +246,7 @@ class _Trial:
         _write_letter(self._of(self._hosts.index) / "letters", 0)
 
     def _look_before(self) -> None:
-        """Look for all changes before they are made, so that the client remembers the state before."""
+        """Look for each change before it is made, so that the file system's client caches the old state."""
         self._unready = {(host, look) for host in self._others for look in self._looks}
 
         def is_ready() -> bool:
@@ -271,7 +271,7 @@ class _Trial:
             LOOKS[look].change(self._file(self._hosts.index, look))
 
     def _watch(self) -> dict[str, Any]:
-        """Look for all changes of the other hosts until each is seen, up to the limit.
+        """Look for all changes of the other hosts again and again until each is seen, up to the limit.
 
         Returns:
             The fields of this host's `HostView`.
@@ -284,7 +284,7 @@ class _Trial:
             for host, look in sorted(waiting):
                 if LOOKS[look].sees(self._file(host, look)):
                     waiting.discard((host, look))
-                    # A slower change of another host comes later, and replaces this number.
+                    # Of several hosts, the slowest change is seen last, and its number stays.
                     seen_s[look] = round(time.monotonic() - began, 3)
             return not waiting
 
@@ -303,7 +303,7 @@ class _Trial:
 
     def _sees_after_touch(self, host: int, look: str) -> bool:
         """Touch the folder of a change, as slurmddp does before a decision; return whether that helps."""
-        # Only slurmddp's own looks count: it makes no other.
+        # slurmddp looks for files in these ways only, and other programs touch no folder before they look.
         if look not in BY_LISTING:
             return True
 
@@ -342,7 +342,7 @@ class _Trial:
         return count
 
     def _read_lines(self, lines: int, plain_lines: int) -> tuple[int, int, int]:
-        """Read the appended lines; return the numbers of lost, broken and plain lost lines."""
+        """Read the appended lines; return the numbers of lost lines, broken lines, and lost plain lines."""
         locked = self.folder / "lines"
         plain = self.folder / "plain"
 

@@ -1,4 +1,4 @@
-"""Refuse files and folders that other accounts own or can change; warn if they can write to runs."""
+"""Refuse files and folders that other accounts own or can change; warn if others can replace runs."""
 
 from __future__ import annotations
 

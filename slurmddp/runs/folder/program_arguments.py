@@ -1,4 +1,4 @@
-"""The arguments of the program of a run, for each start of its ranks."""
+"""Compute the command line arguments of a run's program, which may differ between starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Say what to do about errors of a person's program that come from where and how the ranks run."""
+"""Give advice on errors of a person's program that arise from the way in which ranks run it."""
 
 from __future__ import annotations
 

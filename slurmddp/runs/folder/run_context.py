@@ -1,4 +1,4 @@
-"""The run, attempt and restart that a process belongs to; no other module reads them from the environment."""
+"""Read from the environment to which run, attempt and restart a process belongs; no other module does so."""
 
 from __future__ import annotations
 

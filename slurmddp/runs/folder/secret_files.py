@@ -18,7 +18,7 @@ _NAMES = (
     ".dockercfg", ".renviron", "pip.conf", "*-token", "*.keystore", "*.tfstate*", "*.tfvars", "oauth*.json",
     "*_key.txt",
 )  # fmt: skip
-"""Patterns for names of files, in lower case."""
+"""Patterns for the names of files that may hold passwords or keys, in lower case."""
 _FOLDERS = frozenset({
     ".aws", ".azure", ".config", ".docker", ".gnupg", ".kaggle", ".kube", ".mlflow", ".oci",
     ".password-store", ".ssh", ".terraform.d",

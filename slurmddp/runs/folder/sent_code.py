@@ -17,7 +17,7 @@ from slurmddp.errors import ConfigError
 from slurmddp.host.atomic_file import write_atomic
 
 FOLDER = ".slurmddp"
-"""Folder inside the project on the host: the list, and the commit and difference of the laptop's project."""
+"""Folder inside the project on the host, with the list of sent files, and the laptop's commit and diff."""
 _LIST = "sent.json"
 """The name of the list of files of the last complete transfer."""
 _PENDING = "pending.json"
@@ -104,7 +104,7 @@ def known(project_dir: Path) -> list[SentFile]:
 
 
 def begin(project_dir: Path, files: Sequence[SentFile]) -> None:
-    """Record the files that a transfer is about to write, beside those of earlier transfers."""
+    """Record the files that a transfer is about to write, in addition to the files of earlier transfers."""
     # After an interruption, the next transfer must know these files; it would rename unknown files.
     _write(project_dir / FOLDER / _PENDING, [*known(project_dir), *files])
 

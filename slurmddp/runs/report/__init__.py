@@ -1,1 +1,1 @@
-"""The goodput of a run, its timeline, and the page that shows them."""
+"""Compute the goodput and the timeline of a run, and write the page that shows them."""

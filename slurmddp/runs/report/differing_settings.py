@@ -1,4 +1,4 @@
-"""The settings of runs, flat and by full name, and the settings in which runs differ."""
+"""Collect the settings of runs by their full names, and find the settings in which runs differ."""
 
 from __future__ import annotations
 

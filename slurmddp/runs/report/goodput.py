@@ -240,5 +240,5 @@ def read_goodput(folder: RunFolder, status: RunStatus, now: float) -> Goodput:
 
 
 def _is_elsewhere(newest: RecordedAttempt) -> bool:
-    """Return whether it can't be found out if the process of a local attempt runs, as on another machine."""
+    """Return whether this machine can't find out if the process of a local attempt still runs."""
     return newest.launcher == "local" and newest.pid is not None and is_alive(newest) is None

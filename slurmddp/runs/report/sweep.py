@@ -29,7 +29,7 @@ _MOST_AXES = 7
 """Largest number of settings in the picture; the table shows all settings."""
 
 _UNCLEAR = frozenset({"_target_", "name", "path"})
-"""Last parts of keys that are unclear without the parts before."""
+"""Last parts of keys that are unclear alone, so that a table shows the whole keys."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ Event = Mapping[str, Any]
 
 @dataclass
 class AttemptTimeline:
-    """The times of the ranks of an attempt, from their start to their end or to a restart in place.
+    """The times of the events of an attempt's ranks, from their start to their end or to a restart in place.
 
     After a restart in place or a rollback, the same attempt has another AttemptTimeline.
 
@@ -403,8 +403,8 @@ class Timeline:
             kept = attempt.kept(start)
             for kind, seconds in attempt.parts(kept, records_steps).items():
                 attempt_sums[kind] = attempt_sums.get(kind, 0.0) + max(0.0, seconds)
-            # Earlier ranks keep no step above `kept`: these ranks may have resumed from a state in memory,
-            # which a later attempt no longer had.
+            # Of earlier ranks no step above `kept` counts either: these ranks may have resumed at a higher
+            # step, from a state in memory that a later attempt did not have.
             if attempt.start_step is not None:
                 start = min(kept, attempt.start_step)
 

@@ -1,1 +1,1 @@
-"""The state of a run, its logs and its metrics."""
+"""Find out the state of a run, and read its logs and metrics."""

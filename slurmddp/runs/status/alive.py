@@ -9,7 +9,7 @@ from slurmddp.host import process
 from slurmddp.runs.folder.history import RecordedAttempt
 
 _SLACK_S = 5.0
-"""Largest difference, in seconds, between the start of a process by the kernel and by its `started` event."""
+"""Largest delay in seconds of the kernel's start time of a process after the time of its `started` event."""
 
 
 def is_alive(attempt: RecordedAttempt) -> bool | None:

@@ -40,7 +40,7 @@ def best_step(folder: RunFolder) -> BestStep | None:
     curve = metrics.held_out if name == "eval_loss" else metrics.own.get(name, Curve())
     saved = {event.get("step") for event in folder.events() if event.get("event") == "saved"}
 
-    # The signs make the best value and, among equal values, the newest step the smallest pair.
+    # With these signs the smallest pair has the best value and, among equal values, the newest step.
     sign = 1 if mode == "min" else -1
     pairs = [
         (sign * value, -step)

@@ -29,7 +29,7 @@ class ComparedMetric:
         return named.get(self.name) or metrics.own.get(self.name, Curve())
 
     def value(self, metrics: Metrics) -> float | None:
-        """Return the best finite value of a run, or without a mode the last one; None if there is none."""
+        """Return the best finite value of a run, or its last one if `mode` is empty; None without values."""
         values = [value for value in self.curve(metrics).values if math.isfinite(value)]
         if not values:
             return None

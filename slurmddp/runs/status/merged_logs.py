@@ -112,7 +112,7 @@ def snapshot(folder: RunFolder, attempt: int, selection: ChosenLogs, count: int 
 
 
 def job_lines(folder: RunFolder, count: int | None) -> Iterator[str]:
-    """Yield the last `count` lines of the newest job's log; nothing if the job has begun an attempt."""
+    """Yield the last `count` lines of the newest job's log if the job ended before it began an attempt."""
     job_id, lines = of_job_without_attempt(folder)
     if lines:
         yield f"-- job {job_id} began no attempt:"

@@ -21,11 +21,11 @@ from slurmddp.runs.folder.layout import RunFolder
 
 _BLOCK = 1 << 16
 _LATEST_BYTES = 8 << 20
-"""Most bytes that `latest` reads: a program may never log one of the two losses."""
+"""Most bytes that `latest` reads. It would read the whole file if a program never logs one of the losses."""
 _GAP_S = 60.0
-"""Shortest gap, in seconds, between two logged steps."""
+"""Shortest pause between two logged steps that counts as a gap, in seconds."""
 _GAP_RATIO = 10
-"""Shortest gap, relative to the time that its steps usually take."""
+"""Shortest pause that counts as a gap, as a multiple of the time that its steps usually take."""
 _TRAINING = b"loss"
 _AS_LOGGED = re.compile(
     rb'^\{"step": (\d+), "attempt": (\d+), "time": (\d{1,14}(?:\.\d+)?)'
@@ -34,7 +34,7 @@ _AS_LOGGED = re.compile(
 )
 """A line as `RunLog` writes it; other lines are read as JSON."""
 KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr", "grad_norm", "tflops", "mfu"})
-"""Names of values that are shown in places of their own."""
+"""Names of the values that slurmddp's trainer logs; a program's own values have other names."""
 
 
 @dataclass(frozen=True)
@@ -386,7 +386,8 @@ def _backwards(path: Path) -> Iterator[dict[str, Any]]:
         while position > 0 and end - position < _LATEST_BYTES:
             size = min(_BLOCK, position)
             position = stream.seek(position - size)
-            # The first line of the block is kept as the rest, because it may begin in the previous block.
+            # The first line of a block may begin in the block before it, so it is kept for the next
+            # iteration.
             rest, *lines = (stream.read(size) + rest).split(b"\n")
             yield from (record for record in map(_parse, reversed(lines)) if record is not None)
 

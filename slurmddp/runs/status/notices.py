@@ -1,4 +1,4 @@
-"""Notices about the newest attempt of a run: hangs, slow ranks, other nodes, warnings."""
+"""Find notices about the newest attempt of a run: hangs, slow ranks, restarts on other nodes, warnings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _WARNINGS = 5
 
 @dataclass(frozen=True)
 class Notice:
-    """A sentence about the newest attempt, for `status`: a hang, slow ranks, other nodes, or a warning."""
+    """A sentence that `slurmddp status` shows about something unusual in a run's newest attempt."""
 
     kind: Literal["stalled", "slow", "places", "warned"]
-    """stalled: a rank hangs. slow: a rank lags. places: ranks have restarted on other nodes. warned: a
-    warning."""
+    """stalled: a rank hangs. slow: a rank is slower than the others. places: ranks have restarted on other
+    nodes. warned: the attempt has recorded a warning.
+    """
     text: str
 
 
@@ -48,7 +49,7 @@ def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[Notice]:
 
 
 def other_places(event: Mapping[str, Any]) -> str:
-    """Return where ranks restarted in place, such as "on 2 nodes"; empty if it was on the same nodes."""
+    """Return on which other nodes ranks have restarted, such as "on 2 nodes"; empty for the same nodes."""
     phrases = []
     spare = event.get("spare")
     if spare:

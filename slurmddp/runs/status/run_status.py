@@ -118,7 +118,7 @@ def statuses(folders: Sequence[RunFolder], slurm: SlurmClient | None) -> list[Ru
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    """The data of a run folder that the status needs; it is read before the query to SLURM."""
+    """The data that a run's status needs from its folder, read before the query to SLURM."""
 
     folder: RunFolder
     history: History
