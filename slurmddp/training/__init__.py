@@ -1,1 +1,1 @@
-"""The code that runs in the ranks. Modules of this package may import torch."""
+"""The code of the ranks: training API, default trainer, checkpoints, data; it may import torch."""

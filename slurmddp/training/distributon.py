@@ -159,7 +159,7 @@ class Distributon:
         self._loggers = build_loggers(loggers)
         self._workers_differ = True
         self._draws_equally = False
-        """Whether all ranks draw the same random numbers: from seeding to the next `setup_model`."""
+        """Whether all ranks draw equal random numbers now: from seeding to the next `setup_model`."""
 
         self._loaders: list[DistributedLoader] = []
         self._models: list[nn.Module] = []
@@ -171,16 +171,16 @@ class Distributon:
         )
         self._session.heartbeat.on_step = self._step_taken
         self._opened: Checkpointer | None = None
-        """The checkpointer, built at the first save or load."""
+        """The checkpointer, which is built at the first save or load; None before."""
         self.resumed_from: str | None = None
         """Where `load` found the state: "memory" or "disk"; None without a state."""
         self._program = UserProgram.current(self._session.run)
         self._resumed: tuple[Path, int] | None = None
         """Folder and step of the newest checkpoint, which was loaded outside of a run of slurmddp."""
         self._known_folders: set[Path] = set()
-        """Folders for which it was already printed that other programs save there."""
+        """Checkpoint folders that were already checked for checkpoints of other programs."""
 
-    # Start and end.
+    # Methods that start and end the training.
 
     @overload
     def launch(self, /) -> Distributon: ...
@@ -314,7 +314,7 @@ class Distributon:
             self._resumed = None
         self._session.end(error)
 
-    # This process.
+    # Properties of this process: its rank, node and device.
 
     @property
     def rank(self) -> int:
@@ -362,7 +362,7 @@ class Distributon:
         """True on rank 0 only, for work that one process does: print, write a file."""
         return self.rank == 0
 
-    # Model, optimizer, data.
+    # Methods that prepare models, optimizers and data loaders.
 
     @overload
     def setup_model(self, model: nn.Module, /) -> nn.Module: ...
@@ -407,7 +407,7 @@ class Distributon:
         self._models += models
         self._wrapped += wrapped
 
-        # The initial weights are drawn now, equally on all ranks. From here on each rank draws different
+        # The initial weights have been drawn, equally on all ranks. From here on each rank draws different
         # numbers, for example for dropout. Seed only once: a second time would repeat the same numbers.
         if self._seed is not None and self._draws_equally and context.info.rank > 0:
             rng.seed_everything(rng.derive(self._seed, "rank", context.info.rank))
@@ -590,7 +590,7 @@ class Distributon:
         self._loaders += loaders
         return loaders if more else loaders[0]
 
-    # In the loop.
+    # Methods that the training loop calls in its steps.
 
     def backward(self, loss: torch.Tensor, *, accumulate: int = 1) -> None:
         """Compute the gradients of `loss / accumulate`, averaged over all ranks.
@@ -753,7 +753,7 @@ class Distributon:
             self._scaler.unscale(parameters)
         return gradient_norm(parameters, max_norm)
 
-    # Between ranks.
+    # Methods by which ranks exchange values and wait for each other.
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
         """Return a tensor reduced over all ranks, for metrics. All ranks call it.
@@ -886,7 +886,7 @@ class Distributon:
             _require_above(-1, "step", step, "Give the number of completed optimizer steps.")
             journal.metrics(int(step), numbers(metrics))
 
-    # Checkpoints.
+    # Methods that save and load checkpoints.
 
     @shown_as("saving")
     def save(

@@ -44,7 +44,7 @@ class Heartbeat:
         """Whether the watchdog expects more heartbeats."""
 
         self._step_s = 0.0
-        """Seconds of the running step before the current phase."""
+        """Seconds of the running step that passed before the current phase began."""
         self._wait_s = 0.0
         """Seconds of the running step's waits for data."""
         self._forward: _ForwardClock | None = None
@@ -56,11 +56,11 @@ class Heartbeat:
         self._is_first = True
         """Whether this process has not completed a step yet."""
         self._computed = False
-        """Whether a backward pass has followed the last completed step."""
+        """Whether `backward` was called since the last completed step."""
         self._has_stepped = False
         """Whether a step was completed after the last call of `should_stop`."""
         self._hooked = False
-        """Whether the steps of an optimizer are counted."""
+        """Whether the steps of an optimizer of `setup_optimizer` are counted."""
         self.on_step: Callable[[int, float], None] = lambda step, seconds: None
         """Receives the number of each completed step and the seconds that it took."""
 
@@ -104,7 +104,7 @@ class Heartbeat:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Return a context that writes a heartbeat of `phase`, and at its end one of the previous phase."""
+        """Return a context that writes a heartbeat of `phase`, and at its end one of the phase before."""
         phase_before = self._phase
         watched_before = self._watched
         self.enter(phase)

@@ -53,7 +53,7 @@ NOT_OPTIONS = ("_target_", *_SCRIPT_KEYS)
 TIMEOUTS = ("rendezvous_timeout_s", "collective_timeout_s")
 """Keys of `policy` that are arguments of Distributon."""
 _SIGNAL_WAIT_S = 2.5
-"""Seconds to wait for a stop signal after which other ranks have left already."""
+"""Seconds that a rank, after others have left, waits for the stop signal that may be their reason."""
 _GLOO_LOST = re.compile(
     r"\[[^]\s]*/gloo/\S+:\d+\] "
     r"(Connection (closed|reset) by|Connect timeout|Timed out waiting \d+ms|(Read|Write) error|Broken pipe)"

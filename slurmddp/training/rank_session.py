@@ -41,7 +41,8 @@ from slurmddp.training.stopping.stop_controller import StopController
 
 _DRAIN_S = 0.1
 """Seconds to wait after the end of a gloo group. Its threads release the last gradients a moment later and
-need the interpreter for that. A process that exits earlier dies of std::terminate (torch 2.13)."""
+need the interpreter for that. A process that exits earlier dies of std::terminate (torch 2.13).
+"""
 
 
 class RankSession:
@@ -78,7 +79,7 @@ class RankSession:
 
     @property
     def context(self) -> setup.RankContext:
-        """The rank's process group and device.
+        """This process's connection to the other ranks: process group, store and device.
 
         Raises:
             SlurmddpError: `start` was not called, or `close` was.

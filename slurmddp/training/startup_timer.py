@@ -29,7 +29,7 @@ class StartupTimer:
 
 
 def _seconds_before(environ: Mapping[str, str], now: float) -> Mapping[str, float]:
-    """Return the seconds of the phases before this rank: "imports" in the agent, and "fork" up to `now`.
+    """Return the seconds of the phases before this rank: the agent's "imports", and "fork" up to `now`.
 
     It is empty if no agent has imported torch for this rank.
     """

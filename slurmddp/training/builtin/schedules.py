@@ -13,7 +13,7 @@ from slurmddp.errors import ConfigError
 def cosine(
     optimizer: Optimizer, *, steps: int, warmup_steps: int | None = 0, final_fraction: float = 0.1
 ) -> LambdaLR:
-    """Return a schedule in which rates rise linearly, then fall along half a cosine.
+    """Return a schedule in which learning rates rise linearly, then fall along half a cosine.
 
     Source: Loshchilov and Hutter, "SGDR: Stochastic gradient descent with warm restarts", 2017.
 
@@ -52,7 +52,7 @@ def cosine(
 
 
 def constant(optimizer: Optimizer, *, warmup_steps: int = 0) -> LambdaLR:
-    """Return a schedule in which rates rise linearly over `warmup_steps` and then stay constant."""
+    """Return a schedule in which learning rates rise linearly over `warmup_steps`, then stay constant."""
     if warmup_steps < 0:
         raise ConfigError(
             f"scheduler.warmup_steps is {warmup_steps}.", hint="Give a number of steps, 0 or more."

@@ -39,7 +39,7 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """
 
     deterministic = True
-    """Reading a sample draws no random numbers."""
+    """Marks that reading a sample draws no random numbers, so that none need be seeded."""
 
     def __init__(self, tokens: Tokens, context: int) -> None:
         self._tokens = tokens

@@ -1,1 +1,1 @@
-"""Collective save and load of the training state."""
+"""Save and load the state of a training on all ranks together."""

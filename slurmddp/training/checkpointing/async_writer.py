@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.05
 _TEXTS_BYTES = 1 << 20
 """Bytes to allocate in addition to the tensors, for plain values and metadata. If these need more, the memory
-is allocated again."""
+is allocated again.
+"""
 _LEAVE_S = 30.0
 """Seconds to wait at the end for the exit of an idle writer."""
 _EXIT_S = 1.0
@@ -56,7 +57,7 @@ class _Pending:
 
 @dataclass(frozen=True)
 class Keep:
-    """Choice of the checkpoints that stay after a save: `keep_last` and `keep_best` of `publish`."""
+    """Which checkpoints are kept after a save: the arguments `keep_last` and `keep_best` of `publish`."""
 
     keep_last: int
     keep_best: Best | None
@@ -89,7 +90,7 @@ class AsyncWriter:
         self._pending: list[_Pending] = []
         self._failed: SlurmddpError | None = None
         self._copies_off = False
-        """Whether an error has ended the copies of this rank."""
+        """Whether this rank copies no more states into memory, because a copy has failed."""
 
     @property
     def is_writing(self) -> bool:
@@ -177,7 +178,7 @@ class AsyncWriter:
 
     @contextmanager
     def optional(self) -> Iterator[None]:
-        """Return a context that does not raise an error of its body, but logs it and ends this rank's copies.
+        """Return a context that logs an error of its body instead of raising it, and ends this rank's copies.
 
         Training can continue without copies in memory. An error that only one rank raised would leave the
         other ranks waiting for it.
@@ -187,10 +188,11 @@ class AsyncWriter:
         except NoMemory as why:
             self._end_copies(why)
         except Exception as error:
-            self._end_copies(CheckpointError(f"States are no longer copied into memory: {error}"))
+            message = f"This rank no longer copies its state into memory, only to disk: {error}"
+            self._end_copies(CheckpointError(message))
 
     def prepare(self, size: int, *, wait: bool = True) -> None:
-        """Start to allocate buffers for `size` bytes of tensors, if saves with this `wait` use the writer."""
+        """Start to allocate buffers for `size` bytes of tensors, if saves with this `wait` need them."""
         if self._uses_writer(wait):
             self._open_channel()
             self._buffers.prepare(size + _TEXTS_BYTES)
@@ -304,7 +306,7 @@ class AsyncWriter:
     def _conclude(self, result: writer_process.Result) -> None:
         """Process the result of a write: keep its error for the next call, or report the duration."""
         write = next((pending for pending in self._pending if pending.step == result["step"]), None)
-        # The write was already counted as failed when its writer was lost.
+        # A write whose writer was lost has already been counted as failed.
         if write is None:
             return
 

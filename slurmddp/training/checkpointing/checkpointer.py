@@ -42,7 +42,7 @@ from slurmddp.training.run_log import numbers
 log = logging.getLogger(__name__)
 
 NEWEST_STAMP = 1 << 62
-"""Stamp of every checkpoint: so a checkpoint counts as newer than any copy in memory of the same step."""
+"""Time stamp of every checkpoint, by which it counts as newer than a copy in memory of the same step."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Checkpointer:
     loaders: Loaders
     unwrap: Unwrap
     strategy: Any = None
-    """Its optional methods for its state (see `Strategy`) are called on all ranks."""
+    """The strategy, whose optional methods for its state (see `Strategy`) are called on all ranks."""
     scaler: LossScaler | None = None
     seed: int | None
     config: Mapping[str, Any] | None
@@ -81,7 +81,8 @@ class Checkpointer:
     pace: SnapshotInterval
     chosen: dict[Path, int] = field(default_factory=dict)
     """By checkpoint folder, the step that the program chose in its last load. Removed by the next save, and
-    by a load of the newest checkpoint."""
+    by a load of the newest checkpoint.
+    """
     known_metrics: set[str] = field(default_factory=set)
     """The names of metrics that a save had, or whose absence was logged."""
 
@@ -234,7 +235,7 @@ class Checkpointer:
             self.scaler.load_state_dict(rank_state.get("scaler", {}))
 
     def _continues(self, state: dict[str, Any] | None) -> bool:
-        """Restore the strategy's state; return False if the strategy can't use it."""
+        """Restore the strategy's state; return False if the strategy can't continue from it."""
         if state is None or not hasattr(self.strategy, "load_state_dict"):
             return False
         return self.strategy.load_state_dict(state) is not False
@@ -252,7 +253,7 @@ class Checkpointer:
         return ShardCopy(gathered.state, parts, self.saves.node_rank, everywhere=everywhere)
 
     def _state(self, step: int, objects: Mapping[str, Any], rank_states: list[Any]) -> dict[str, Any]:
-        """Return the state to save.
+        """Return the state of all ranks to save, after a check that the parameters are finite.
 
         Raises:
             SlurmddpError: a trainable parameter holds NaN or infinity.
@@ -369,7 +370,7 @@ def _is_sharded(objects: Mapping[str, Any]) -> bool:
 
 
 def _measured(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {"metrics": numbers by name} for the manifest, or {}.
+    """Return the metrics of a save for the manifest: {"metrics": numbers by name}, or {} without metrics.
 
     NaN and infinity are left out, because no such value can be the best.
     """

@@ -322,7 +322,7 @@ class _Load:
 
         Args:
             loaded: the state.
-            certain: the names of the objects that `_check` found certain to load.
+            certain: the names of the objects that can't fail to load, the result of `_check`.
             size: bytes of memory to allocate for the copies of later checkpoints.
         """
         saver = self.checkpointer

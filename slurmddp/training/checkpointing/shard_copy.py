@@ -117,7 +117,7 @@ class ShardCopy:
             self.decline()
 
     def _meet(self, place: _Place | None, view: MappedTensor | None) -> bool:
-        """Find out which ranks offer buffers, and write this rank's shards into the buffer of its node.
+        """Learn which ranks offer buffers, and write this rank's shards into the buffer of its node.
 
         Args:
             place: the buffer that this rank offers, or None.

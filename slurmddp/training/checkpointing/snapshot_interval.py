@@ -41,10 +41,10 @@ def steps_until_next(figures: Figures) -> int:
 
 
 class SnapshotInterval:
-    """Decider on when to copy the state into memory; equal on all ranks, which count the same steps."""
+    """Decides at which steps to copy the state into memory; all ranks count the same steps and agree."""
 
     def __init__(self, *, has_agent: bool) -> None:
-        """Start to count steps.
+        """Start to count the steps up to the first copy.
 
         Args:
             has_agent: whether an agent of slurmddp holds the copies. Without it, "auto" makes no copies.

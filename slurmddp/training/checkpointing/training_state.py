@@ -55,7 +55,7 @@ def merged(state: Mapping[str, Any] | None, objects: Mapping[str, Any], call: st
 
 
 def required_step(step: Any, method: str) -> int:
-    """Return `step` as an int.
+    """Return the argument `step` of a save or load as an int of Python.
 
     Raises:
         ConfigError: `step` is not an integer of Python or NumPy.
@@ -114,7 +114,7 @@ def restore_randomness(loaded: checkpoint.Checkpoint, seed: int | None) -> None:
 def collect(
     objects: Mapping[str, Any], loaders: Loaders, rank_states: list[Any], unwrap: Unwrap
 ) -> dict[str, Any]:
-    """Return the state to save.
+    """Return the state of a training to save, collected from its objects, loaders and ranks.
 
     Args:
         objects: the objects by name.

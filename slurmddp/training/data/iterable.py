@@ -32,7 +32,7 @@ _NO_SAMPLE = object()
 
 
 class IterableShard(DatasetWrapper, IterableDataset[Any]):
-    """The part of the data set `inner` that one reader yields: a loader worker, or a rank without workers.
+    """Data set that yields one reader's part of the data set `inner`; a reader is a loader worker or a rank.
 
     The rank calls `begin` before each epoch. Loader workers start after that call and inherit its values.
     """
@@ -45,14 +45,14 @@ class IterableShard(DatasetWrapper, IterableDataset[Any]):
         self._batch_size = batch_size
         self.begin(0, 0, [])
         self._preserved: tuple[Any, ...] | None = None
-        """The states of the generators of the rank's process from before the batch."""
+        """The states of the rank's random generators from before the current batch was read."""
         self.reader = 0
         """The number of this reader within the rank."""
         self._read = 0
         """How many samples of the epoch this reader has read."""
 
     def begin(self, epoch: int, first: int, positions: Sequence[Mapping[str, Any] | None]) -> None:
-        """Set where the readers begin to read.
+        """Set from which epoch and positions the readers of this rank read next.
 
         Args:
             epoch: the epoch to read.
@@ -90,7 +90,7 @@ class IterableShard(DatasetWrapper, IterableDataset[Any]):
             return 0
 
         trained: int = position["samples"]
-        # Otherwise the data set is read from its start, and `_samples` drops the trained samples.
+        # A data set that can't load a state is read from its start, and `_samples` drops the trained samples.
         if self.keeps_state:
             self._read = trained
             self._inner.load_state_dict(deepcopy(position["data"]))

@@ -68,15 +68,15 @@ class PassthroughLoader(DistributedLoader):
             yield batch
 
     def _read_first(self) -> Iterator[Any]:
-        """Return an iterator over the epoch; first keep the states of the generators for `_read_again`."""
+        """Return an iterator over a new epoch; first store the generators' states for `_read_again`."""
         generators = [generator.get_state() for generator in self._generators()]
         self._at_begin = {"global": rng.capture(), "own": generators}
         return self._start_reading()
 
     def _read_again(self) -> Iterator[Any]:
-        """Return an iterator over the epoch from which the trained batches were dropped.
+        """Return an iterator over the rest of an interrupted epoch, whose trained batches are dropped.
 
-        It is created with the generators in the states from the first start of the epoch.
+        The epoch starts with the generators in the states of its first start, so that it has the same order.
         """
         self._warn_of_reading_again()
         with rng.preserved():

@@ -18,7 +18,8 @@ from slurmddp.errors import ConfigError
 ROUNDS = 6
 """Luby and Rackoff need 4 rounds with ideal round functions ("How to construct pseudorandom permutations from
 pseudorandom functions", 1988). These round functions are only simple mixers, so the network has two more
-rounds."""
+rounds.
+"""
 
 MAX_SAMPLES = 1 << 48
 
@@ -61,7 +62,7 @@ class Permutation:
         self._low_bits = np.uint64(low_bits)
         self._low_mask = np.uint64((1 << low_bits) - 1)
         self._highs = np.uint64((n >> low_bits) + 1)
-        """The number of values of the high half."""
+        """The number of values that the high half of a position can have in the Feistel network."""
 
         self._table = self._build_table() if n <= TABLE_SIZE else None
 

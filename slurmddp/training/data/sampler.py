@@ -16,7 +16,7 @@ from slurmddp.errors import ConfigError, MismatchError
 from slurmddp.training.data.permutation import Permutation
 
 _BLOCK = 16384
-"""How many indices are computed at once."""
+"""How many sample indices are computed at once."""
 _FIRST_BLOCK = 256
 """The length of the first block, short so that the first batch comes early."""
 
@@ -115,7 +115,7 @@ class RankSampler(Sampler[Any]):
         return self._world_size * self.batch_size
 
     def seek(self, epoch: int, position: int) -> None:
-        """Set where the next iteration starts.
+        """Set the epoch and the position at which the next iteration starts.
 
         Args:
             epoch: the epoch, from 0 on.
@@ -166,7 +166,7 @@ class RankSampler(Sampler[Any]):
             size = _BLOCK
 
     def _indices(self) -> Callable[[range], Iterable[int]]:
-        """Return a function that maps a range of positions of the current epoch to their sample indices."""
+        """Return a function that returns the sample indices at a range of positions of the current epoch."""
         if not self.shuffle:
             return lambda positions: positions
 

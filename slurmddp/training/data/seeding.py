@@ -63,7 +63,7 @@ def _parts(data: Any) -> Sequence[Any]:
 
 
 def _passed_on(data: Any) -> Sequence[Any]:
-    """Return the data sets to which `data.__getitems__` passes calls on; empty if it is not torch's."""
+    """Return the data sets that `__getitems__` of torch's container `data` reads; empty for other data."""
     method = getattr(type(data), "__getitems__", None)
     if method is Subset.__getitems__:
         return [data.dataset]

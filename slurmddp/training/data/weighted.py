@@ -21,7 +21,7 @@ from slurmddp.training.data.sampler import RankSampler
 
 Floats = NDArray[np.float64]
 _BITS = 48
-"""Bits of a random number."""
+"""Number of bits of each random number."""
 
 
 class WeightedSampler(RankSampler):

@@ -24,7 +24,7 @@ def stacks_tensors(loader: DataLoader[Any]) -> bool:
 
 
 class WholeBatches(DatasetWrapper, Dataset[Any]):
-    """A TensorDataset whose `__getitems__` returns whole batches, so that `as_it_is` suffices to collate."""
+    """A TensorDataset whose `__getitems__` returns a batch that is stacked already (see `as_it_is`)."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
         """Return the samples `indices` as one batch: a list of tensors of shape (number of indices, ...)."""

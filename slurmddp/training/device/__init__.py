@@ -1,1 +1,1 @@
-"""Choose and take the device of a rank: its GPU or CPU, and its processors."""
+"""Choose a rank's GPU or CPU and its processors, and bind the rank to them."""

@@ -88,7 +88,7 @@ def _gpu_numa_nodes(info: RankInfo) -> list[int | None]:
     numa_nodes: list[int | None] = []
     for gpu in gpus:
         address = [getattr(gpu, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
-        # In some versions of torch the properties have no PCI address.
+        # In some versions of torch the properties of a GPU lack its PCI address.
         if min(address) < 0:
             numa_nodes.append(None)
         else:

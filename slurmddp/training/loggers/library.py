@@ -30,7 +30,8 @@ def _hold_forks() -> None:
     acquired: list[bool] = []
 
     def release() -> None:
-        # After `_FORK_WAITS_S` seconds a fork goes on without the lock, so there is nothing to release.
+        # A fork that waited for `_FORK_WAITS_S` seconds continues without the lock, and has nothing to
+        # release.
         if acquired.pop():
             _importing.release()
 

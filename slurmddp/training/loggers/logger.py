@@ -20,7 +20,7 @@ class LoggedRun:
     folder: Path
     """The folder for files of loggers: `loggers` in the run folder, else in the working directory."""
     first_step: int = 0
-    """The first step whose values follow; they replace values of this and later steps from earlier starts."""
+    """The first step whose metrics follow; they replace metrics of earlier starts from this step on."""
     is_continued: bool = False
     """Whether to continue the experiment of an earlier start, if `folder` contains one."""
     config: Mapping[str, Any] = field(default_factory=dict)

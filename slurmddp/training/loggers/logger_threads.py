@@ -28,7 +28,7 @@ _WAITING = 10_000
 
 
 def build(*values: Any) -> list[Logger]:
-    """Return the loggers of several `loggers` settings; a built-in logger that two of them name, only once.
+    """Return the loggers of several `loggers` settings; a built-in logger that is named twice is built once.
 
     Args:
         values: `loggers` settings (see `settings.loggers.targets`), which may also contain Logger objects.

@@ -21,7 +21,7 @@ class MemoryLogger(Logger):
         self.run: LoggedRun | None = None
         self.values: dict[str, dict[int, float]] = {}
         self.finished: bool | None = None
-        """The argument of `close`; None before the call."""
+        """The argument `finished` of the call of `close`; None before it."""
 
     def start(self, run: LoggedRun) -> None:
         self.run = run

@@ -1,1 +1,1 @@
-"""Check nodes and links before an attempt trains."""
+"""Check the nodes and the network between them before an attempt trains."""

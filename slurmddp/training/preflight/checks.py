@@ -33,17 +33,17 @@ _MATRIX = 256
 _SHIFTS = (0, 1, 5)
 """The first matrix is the sum of unit matrices whose columns are shifted by these numbers."""
 _CPU_BYTES = 64 << 20
-"""Memory that the check allocates on a CPU."""
+"""Bytes of host memory that the check allocates for a rank on a CPU."""
 _GPU_BYTES = 256 << 20
-"""Memory that the check allocates on a GPU."""
+"""Bytes of GPU memory that the check allocates for a rank on a GPU."""
 _GPU_USED = 0.1
 """The share of a GPU's memory that a CUDA context may take; more belongs to another process."""
 _DISK_BYTES = 100 << 20
-"""Free space that a training needs before its first checkpoint."""
+"""Free bytes on a disk that a training needs before its first checkpoint."""
 _FILES = 4096
-"""Open files that a rank with loader workers may need."""
+"""Number of open files that a rank with loader workers may need."""
 _SHM_PER_WORKER = 64 << 20
-"""Shared memory for the batches of one loader worker."""
+"""Bytes of shared memory for the batches of one loader worker."""
 _RDMA = Path("/sys/class/infiniband")
 SHM = Path("/dev/shm")
 TMP = Path("/tmp")
@@ -60,11 +60,12 @@ class NodeFault:
     """The remedy, as a sentence."""
     fault: str = NODE
     """The cause. NODE: the check would pass on another node. RUN: it would fail on every node. NOBODY: the
-    finding is a warning, and the training starts."""
+    finding is a warning, and the training starts.
+    """
 
     @property
     def sentence(self) -> str:
-        """The finding as one message: the node's name, the fault and the remedy."""
+        """The finding as a message: the name of the node, the fault and the remedy."""
         return f"{self.node}: {self.text} {self.hint}"
 
 

@@ -68,7 +68,7 @@ FILES_S = 30.0
 ANSWER_S = 60.0
 """Seconds that rank 0 waits for the answer of another rank."""
 _NOT_RECORDED = ("folder", "shortfalls")
-"""Fields of the measured file system that the event does not repeat: the run folder, and the findings."""
+"""Fields of the measured file system that its event leaves out, because other records have them."""
 _SHOWN = 8
 """The largest number of findings in the error message; the event contains all."""
 
@@ -159,7 +159,7 @@ def exclude_conflicting_nodes(
 
 
 class PreflightResult(NamedTuple):
-    """Rank 0's decision on the findings of all ranks."""
+    """Rank 0's decision after the findings of all ranks: which nodes to exclude, and whether to end."""
 
     failed: list[str]
     """Sentences of the findings that end the preflight."""
@@ -183,7 +183,8 @@ class _Preflight:
         self._began = time.monotonic()
         self._continued = 0.0
         """The time, by rank 0's clock, of its last decision that let all ranks continue. Ranks make their
-        next answers after this time."""
+        next answers after this time.
+        """
         self._files: dict[str, Any] = {}
         """The measured file system of the run folder; empty on all ranks but rank 0."""
 
@@ -212,7 +213,7 @@ class _Preflight:
         return list(run_folder_findings(files))
 
     def share(self, part: str, answer: PartResult) -> None:
-        """Send this rank's results of a part of the preflight to rank 0, and wait for rank 0's decision.
+        """Send this rank's results of one part of the preflight to rank 0, and wait for rank 0's decision.
 
         Args:
             part: "own", "files", "pairs" or "sum".
@@ -246,7 +247,7 @@ class _Preflight:
         raise SlurmddpError(f"Preflight: {_shortened(verdict.failed)}", hint=hint)
 
     def conclude(self, findings: Sequence[NodeFault]) -> None:
-        """Record findings that are the same on all ranks; raise UnhealthyNodeError if a node is excluded."""
+        """Record findings that all ranks have made alike; raise UnhealthyNodeError if a node is excluded."""
         verdict = self._verdict(findings)
         if self.info.rank == 0 and not self._run.is_superseded:
             self._record(findings, verdict)

@@ -1,4 +1,4 @@
-"""Measure the file system of the run folder from two nodes, and report what slurmddp lacks there."""
+"""Measure the file system of the run folder from two nodes, and report which needs it does not meet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurmddp.training.preflight.checks import NOBODY, RUN, NodeFault
 from slurmddp.training.process_group.signed_store import SignedStore
 
 _ANSWER_S = 20.0
-"""Seconds that a host waits for the next step of the other one, beside the time of the measurement."""
+"""Seconds that a node waits for the other node's values, in addition to the time of the measurement."""
 _HOSTS = 2
 
 
@@ -53,7 +53,7 @@ def takes_part(info: RankInfo) -> bool:
 def measure_run_folder(
     info: RankInfo, store: SignedStore, folder: RunFolder, names: Sequence[str], limit_s: float
 ) -> FileSystem:
-    """Measure the run folder together with the other rank that takes part; only looks of slurmddp count.
+    """Measure the file system of the run folder together with the rank of the other node.
 
     Args:
         info: this rank.

@@ -40,7 +40,7 @@ def others_may_be_healthy(unhealthy: Mapping[str, str], nodes: int) -> bool:
 
 
 def suspects(events: Iterable[Mapping[str, Any]], attempt: int, names: Sequence[str]) -> set[int]:
-    """Return the nodes that failed earlier in this attempt with one node only, which was replaced since.
+    """Return the nodes whose only failed exchange in this attempt was with a node that was replaced since.
 
     When two nodes fail only with each other, one of them is replaced by a spare node. If the other one fails
     again, it is the faulty one.
@@ -64,7 +64,7 @@ def suspects(events: Iterable[Mapping[str, Any]], attempt: int, names: Sequence[
 def find_faulty(
     failed: Mapping[Pair, str], names: Sequence[str], suspected: Collection[int] = ()
 ) -> list[NodeFault]:
-    """Return a finding for each node in `faulty_nodes`.
+    """Return a finding for each node that the failed exchanges show to be faulty (see `faulty_nodes`).
 
     Args:
         failed: the failed pairs with their reasons.
@@ -97,7 +97,7 @@ def check_clocks(
     offsets = [min(0.0, stamp - after) + max(0.0, stamp - before) for stamp in stamps]
     median = sorted(offsets)[(len(offsets) - 1) // 2]
 
-    hint = "Have its time service (chrony, ntpd) examined; stops before the time limit need the clock."
+    hint = "Have its time service (chrony, ntpd) examined: ranks stop before the time limit by this clock."
     findings = []
     for name, offset in zip(names, offsets, strict=True):
         skew_s = abs(offset - median)

@@ -1,1 +1,1 @@
-"""The ranks of a launch meet, form a process group, and exchange values."""
+"""Let the ranks of a launch find each other and form a process group."""

@@ -38,7 +38,7 @@ def start(rank: int, device: torch.device, undo: contextlib.ExitStack) -> None:
         return
 
     functions: Any = torch._C._distributed_c10d
-    # All collectives with their stacks, also those that have ended.
+    # The arguments ask for all collectives, also completed ones, with their stacks.
     dump = partial(functions._dump_fr_trace_file, rank, True, True, False, "nccl2")
     try:
         answer_requests(Path(f"{prefix}{rank}.pipe"), dump, undo)
@@ -50,7 +50,7 @@ def _is_nccl2(device: torch.device) -> bool:
     """Return whether the default process group uses the class of torch 2.15 for this rank's GPU."""
     nccl2 = getattr(dist, "ProcessGroupNCCL2", None)
     group: Any = dist.group.WORLD
-    # A group of a transport has no backends.
+    # A process group over a transport, which is written in Python, has no backends of torch.
     if nccl2 is None or not group._device_types:
         return False
     return isinstance(group._get_backend(device), nccl2)
@@ -69,7 +69,7 @@ def answer_requests(pipe: Path, dump: Callable[[], object], undo: contextlib.Exi
     """
     pipe.unlink(missing_ok=True)
     os.mkfifo(pipe)
-    # Opened for writing, too: reading would end when a writer closes the pipe.
+    # Open the pipe for writing as well: otherwise reading would end when a writer closes the pipe.
     descriptor = os.open(pipe, os.O_RDWR)
 
     def answer() -> None:

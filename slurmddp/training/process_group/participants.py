@@ -1,4 +1,4 @@
-"""Record in rank 0's store which ranks have joined, and how the rendezvous ended."""
+"""Record in rank 0's store which ranks have joined, and the outcome of the rendezvous."""
 
 from __future__ import annotations
 

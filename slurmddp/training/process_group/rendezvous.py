@@ -37,7 +37,7 @@ from slurmddp.training.process_group.start_prefix import part_of_this_start
 _log = logging.getLogger(__name__)
 
 _NOTICE_S = (3.0, 10.0)
-"""Seconds until a waiting rank first logs that it waits, and from one such line to the next."""
+"""Seconds until a waiting rank first logs that it waits, and seconds between later log lines."""
 _POLL_S = 0.25
 """The longest pause in seconds between two polls of the outcome."""
 _ANSWER_S = (0.2, 1.0)
@@ -47,7 +47,7 @@ _GRACE_S = 5.0
 _READ_S = 5.0
 """The longest time in seconds that rank 0 waits until the ranks that joined have read a failure's reason."""
 _SLOW_S = 3.0
-"""A connection that takes longer counts as slow: a name server that does not answer costs five seconds."""
+"""Seconds from which a connection counts as slow: a name server that does not answer costs five seconds."""
 _NAMES_HINT = (
     "Most likely this node's name server does not answer: see how long `getent hosts ADDRESS` takes for an "
     "address of rank 0's node, and mend /etc/resolv.conf or add the nodes to /etc/hosts."

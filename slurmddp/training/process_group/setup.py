@@ -34,9 +34,9 @@ _log = logging.getLogger(__name__)
 _VARIABLES = (VISIBLE, THREADS_VARIABLE, GLOO_VARIABLE)
 """The environment variables that `start` may set."""
 _LEAVE_S = 5.0
-"""The longest time in seconds that rank 0 keeps the store open for ranks that have not left."""
+"""The longest time in seconds that rank 0, at its end, keeps the store open for ranks that still use it."""
 _joined: list[object] = []
-"""The process group that this module has initialised; empty if the program has initialised it."""
+"""A list with the default process group if this module has initialised it; empty if the program has."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RankContext:
     info: RankInfo
     device: torch.device
     backend: str | None
-    """None for a single rank, which has no process group."""
+    """The name of the process group's backend; None for a single rank, which has no group."""
     store: dist.Store | None
     """The store that all ranks of the launch share; keys that begin with `slurmddp/` are reserved."""
     undo: contextlib.ExitStack = field(repr=False, compare=False)

@@ -31,7 +31,7 @@ _RANK_ZERO_S = 10.0
 """Seconds that the other ranks wait for rank 0's decision longer than rank 0 waits for their values."""
 _POLL_S = 0.05
 _TRIES = 16
-"""How often at most this rank replaces a foreign value, if another process keeps writing it."""
+"""The largest number of times that this rank replaces a value which a foreign process keeps writing."""
 
 
 class SignedStore:
@@ -178,7 +178,7 @@ class SignedStore:
         return f"{self._mac(key, value)}:{value}"
 
     def _value(self, key: str, stored: bytes) -> str | None:
-        """Return the value in `stored` if a rank of this launch has signed it.
+        """Return the value in the stored bytes `stored` if a rank of this launch has signed them.
 
         Otherwise return None, and log a warning once per key.
         """

@@ -246,7 +246,10 @@ class StopAgreement:
             self._decided.set()
 
     def _advance(self) -> bool:
-        """Look for a request to stop, then post, then read the decision; return whether it is known."""
+        """Poll the store once: look for a request to stop, post this rank's steps, read the last step.
+
+        Return whether the last step is known.
+        """
         if not self._posted:
             self._reason = self._read_request()
             if self._reason is None:

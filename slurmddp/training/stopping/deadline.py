@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from slurmddp.environments.time_limits import RESERVE_S, TimeLimits
 
 SPREAD = 1.25
-"""The next save may take longer than the longest measured save by this factor."""
+"""Safety factor: the next save is assumed to take this multiple of the longest measured save."""
 _STEPS = 32
 """How many of the latest steps count for the duration of a step."""
 

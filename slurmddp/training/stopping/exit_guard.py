@@ -56,7 +56,7 @@ class ExitGuard:
         self._now = now
         self._leave = leave or _leave
         self.begun = False
-        """Whether the training handles stops itself."""
+        """Whether `begin` was called, after which the training reacts to stop signals."""
         self._noticed: float | None = None
         """When the first stop signal was seen, in seconds of the clock."""
         self._terminated: float | None = None

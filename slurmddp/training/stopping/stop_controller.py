@@ -35,7 +35,7 @@ _PAST_SAVES = 10
 
 
 class StopController:
-    """Decider on the stop of a training: all ranks ask it once per step.
+    """Decides whether a training stops; each rank asks its own object once per step, and all answers agree.
 
     Args:
         guard: a running guard, whose signals request a stop too, and which stays open after `close`. None:
@@ -53,7 +53,7 @@ class StopController:
         """The guard and signals that this object has opened."""
         self._agreement: StopAgreement | None = None
         self._reason_at_start: StopReason | None = None
-        """Why all ranks stop before their first step."""
+        """Why all ranks stop before their first step; None if they don't."""
 
         self._steps = 0
         """How many optimizer steps have started."""
@@ -130,7 +130,7 @@ class StopController:
         return self._opened.enter_context(ExitGuard(signals, read_limits(os.environ)))
 
     def _read_saves(self, folder: RunFolder) -> None:
-        """Add the durations of the last saves of earlier attempts to the measurements."""
+        """Count the durations of the last saves of earlier attempts as measured saves."""
         try:
             saves = [event for event in folder.events() if event.get("event") == "saved"]
         except SlurmddpError:

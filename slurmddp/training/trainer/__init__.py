@@ -1,4 +1,4 @@
-"""The default training loop and its components."""
+"""Run the default training loop, and build its components from the configuration."""
 
 from slurmddp.training.trainer.loop import token_cross_entropy, train
 from slurmddp.training.trainer.metrics import accuracy

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 Rates = Sequence[dict[str, float]]
-"""The configured learning rate and weight decay of each group of parameters."""
+"""For each group of parameters, the configured numbers by name: `lr` and `weight_decay`."""
 
 
 def configured_rates(optimizer: Optimizer) -> list[dict[str, float]]:

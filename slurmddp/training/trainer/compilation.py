@@ -32,7 +32,7 @@ def compile_in_place(model: nn.Module, device: torch.device) -> None:
 
 
 def uncompiled(compiled: bool) -> AbstractContextManager[object]:
-    """Return a context in which compiled models run eagerly; if `compiled` is false, it does nothing.
+    """Return a context in which compiled models run eagerly; without effect if `compiled` is false.
 
     It is for evaluation and text generation, whose batches have other shapes than in training: torch would
     compile the model again for each shape.

@@ -19,7 +19,8 @@ def checked(data: Any, readers: int) -> Dataset[Any]:
         readers: the number of ranks times the loader workers of each rank.
 
     Raises:
-        ConfigError: it is no data set of torch, is empty, or is iterable and can't be divided among readers.
+        ConfigError: `data` is no data set of torch, is empty, or is iterable and can't be divided among
+        readers.
     """
     kind = type(data).__name__
     if isinstance(data, IterableDataset):

@@ -1,4 +1,4 @@
-"""Evaluate loss and metrics on held-out data without side effects; each sample once, on any ranks."""
+"""Evaluate loss and metrics on held-out data, without side effects; each sample counts once."""
 
 from __future__ import annotations
 

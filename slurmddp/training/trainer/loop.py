@@ -165,7 +165,7 @@ class Training:
         """Loss and metrics of the last evaluation of this attempt."""
         self._best = BestCheckpoint(components.settings.best)
         self._is_best = False
-        """Whether the last evaluation is the best one, and has no checkpoint yet."""
+        """Whether the last evaluation is the best so far, and its step has no checkpoint yet."""
         self._saved: tuple[int, int] | None = None
         """Step of the newest checkpoint, and the step of the last evaluation before it."""
         self._unchecked: int | None = None
@@ -178,7 +178,8 @@ class Training:
         self._pending: list[torch.Tensor] = []
         """Loss and gradient norm of this rank's last steps, alternating, on the device.
 
-        They are read together, because each read makes the GPU wait."""
+        They are read together, because each read makes the GPU wait.
+        """
         scales = distributon._scaler is not None
         self._guard = SpikeGuard(components.settings.on_spike, components.bare_model, scales=scales)
         self._lr = 0.0
@@ -347,7 +348,7 @@ class Training:
         self.resume()
 
     def call_back(self, hook: str, *args: Any) -> None:
-        """Call the method `hook` of the callbacks (see `Callback`)."""
+        """Call the method named `hook` of all callbacks (see `Callback`)."""
         self._callbacks.call(hook, self, *args)
 
     def _update(self) -> torch.Tensor:
@@ -605,7 +606,7 @@ class Training:
     def write_sample(self) -> None:
         """Let the model generate `train.sample_chars` characters, and write them to the run folder.
 
-        It does nothing unless the model has `generate`, and the data has `encode` and `decode`.
+        Do nothing unless the model has a method `generate`, and the data set has `encode` and `decode`.
         """
         model: Any = self.components.evaluated_model
         data = self.components.data

@@ -31,7 +31,7 @@ MAX_REACTIONS = 10
 
 
 class Spike(SlurmddpError):
-    """Error after which training goes back to a checkpoint; raised on all ranks at the same step."""
+    """Error after which the training returns to an older checkpoint; raised on all ranks at the same step."""
 
     def __init__(self, step: int, problem: str, hint: str) -> None:
         super().__init__(problem, hint=hint)
@@ -39,7 +39,7 @@ class Spike(SlurmddpError):
 
 
 class SpikeGuard:
-    """Decider on spikes: which loss is one, and how training reacts; equal on all ranks.
+    """Decides which loss is a spike, and how the training reacts; equal on all ranks.
 
     Args:
         mode: `train.on_spike`.
@@ -64,7 +64,8 @@ class SpikeGuard:
         """The step of the checkpoint that the last rollback loaded."""
         self.left_out = 0
         """Number of steps whose data the rollbacks have left out. The position in the data is that many steps
-        ahead of the step number."""
+        ahead of the step number.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the guard as plain values."""
@@ -82,7 +83,7 @@ class SpikeGuard:
         self.rollback_step = state.get("back_at")
         self.left_out = state.get("left_out", 0)
 
-    # Called during a step.
+    # Methods that are called during a step.
 
     def begin_step(self) -> None:
         """Keep a copy of the model's buffers, which `skips` restores; only in the mode "skip"."""
@@ -117,7 +118,7 @@ class SpikeGuard:
 
         return True
 
-    # Called between steps.
+    # Methods that are called between steps.
 
     def problem(self, step: int, loss: float, norm: float) -> str:
         """Return what is wrong with a step, as a sentence: not finite, or a spike; empty if nothing is.

@@ -1,4 +1,4 @@
-"""The loss of a step: the mean over the samples, or the tokens, of its batches on all ranks.
+"""Compute the loss of a step: the mean over the samples, or the tokens, of its batches on all ranks.
 
 The mean of the batches' means equals the mean over all samples only if all batches count equally many. A loss
 that counts tokens without their padding returns its sum and its count instead; the step divides the sum of
@@ -35,9 +35,9 @@ class StepLoss:
         # each rank divides by its own counts.
         self._is_shared = getattr(distributon._strategy, "averages_gradients", True)
         self._value = torch.zeros((), device=distributon.device)
-        """The sum of the batches' sums; if they return means, the sum of the means over `accumulate`."""
+        """The sum of the batches' sums; if the loss function returns means, their sum over `accumulate`."""
         self._count: torch.Tensor | None = None
-        """The sum of the batches' counts so far; None if they return means."""
+        """The sum of the batches' counts so far; None if the loss function returns means."""
         self._divisor = torch.ones(())
         """The number by which the sum of each batch is divided before its backward pass."""
 

@@ -28,9 +28,10 @@ PEAKS = {
     "L4": {"bf16": 121e12, "fp16": 121e12, "tf32": 60e12, "32": 30.3e12},
     "T4": {"fp16": 65e12, "32": 8.1e12},
 }
-"""Largest operations per second of a GPU without sparsity, by a part of torch's name for it.
+"""Largest number of operations per second of a GPU without sparsity, by a part of torch's name for it.
 
-Source: NVIDIA's data sheets of these GPUs. H100 without "PCIe" is the SXM version."""
+Source: NVIDIA's data sheets of these GPUs. H100 without "PCIe" is the SXM version.
+"""
 
 
 class Utilization:
@@ -49,7 +50,7 @@ class Utilization:
         self._flops: int | None = None
         """Operations for a batch of a rank, on rank 0; None if they are not counted."""
         self._recorded_bytes = 0
-        """The largest peak memory of a rank that was recorded."""
+        """The largest peak memory of any rank, in bytes, that was recorded so far."""
 
     def count(self, batch: Any) -> None:
         """On rank 0, if `train.flops` is true, store the number of operations for `batch`.

@@ -143,7 +143,7 @@ def test_a_failed_copy_is_logged_once_and_raises_nothing(
     for step in (1, 2):
         with saves.optional():
             saves.copy_to_memory(Snapshot(tmp_path, step, 0, {"weight": torch.ones(3)}, {}))
-    assert caplog.messages == [f"States are no longer copied into memory: {error}"]
+    assert caplog.messages == [f"This rank no longer copies its state into memory, only to disk: {error}"]
 
 
 def test_a_writer_that_ends_is_replaced_and_fails_only_the_save_that_it_was_writing(tmp_path: Path) -> None:
