@@ -1,4 +1,4 @@
-"""Pass the arguments of a script on as typed; quote and unquote values as Hydra does.
+"""Keep the arguments of a script as typed: quote them for Hydra, and take them out of Hydra's quotes.
 
 Hydra's grammar would turn the argument `1e-3` into 0.001 and refuse `c;d`. Arguments are a list, or one line
 that is split as by a shell.
@@ -22,15 +22,15 @@ EVERY_ARGUMENTS = (ARGUMENTS, FREE_ARGUMENTS, RESUME_ARGUMENTS)
 """The keys that hold arguments of a script."""
 _HINT = "Write them as in a shell: program.args='--epochs 20' (or as a list: program.args='[--epochs, 20]')."
 _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
-"""An escaped character outside of quotes, in Hydra's grammar."""
+"""Matches an escaped character outside of quotes, in Hydra's grammar."""
 _TOKEN = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.""", re.DOTALL)
-"""An escaped character, a text in quotes, or one character."""
+"""Matches a token of Hydra's grammar: an escaped character, a text in quotes, or any other character."""
 _UNCLOSED = ("'", '"', "\\")
 """Tokens that begin a quoted text or an escape which the text never completes."""
 REFERENCE = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
-"""The beginning of a reference to another value: `${` after an even number of backslashes."""
+"""Matches the beginning of a reference to another value: `${` after an even number of backslashes."""
 _VALUES = frozenset({"true", "false", "null", "inf", "nan"})
-"""Words, such as `true` and `1e-3`, that Hydra's grammar reads as another type than text."""
+"""Matches words, such as `true` and `1e-3`, that Hydra's grammar does not read as text."""
 
 
 def typed(value: str) -> list[str]:
@@ -51,7 +51,7 @@ def typed(value: str) -> list[str]:
 
 
 def _unescaped(item: str) -> str:
-    """Return an item of a list without its quotes, or without its escapes if it has no quotes."""
+    """Return the text of an item of a list in Hydra's grammar, without quotes and escapes."""
     bare = unquoted(item)
     if bare != item:
         return bare
@@ -241,7 +241,8 @@ def spelled(value: Any) -> str:
 def quoted(value: str) -> str:
     """Return a text in quotes of Hydra's grammar.
 
-    There a backslash escapes only a quote, so only backslashes before a quote and at the end are doubled.
+    In such quotes a backslash escapes only a quote. So only backslashes before a quote and at the end of the
+    text are doubled.
     """
     inner = re.sub(r'(\\*)("|\Z)', lambda match: match[1] * 2 + (match[2] and '\\"'), value)
     return f'"{inner}"'

@@ -42,9 +42,9 @@ _EXPECTED: dict[Any, tuple[str, str]] = {
     (Mapping[str, str],): ("a mapping of names to texts", ""),
     (Mapping[str, str | int | bool],): ("a mapping of options to texts, numbers or true", ""),
 }
-"""By the types of a key: the name of a right value in messages, and an example (empty for no example)."""
+"""By the types of a key, what a message calls a right value, and an example (empty without one)."""
 _SECTION = ("a mapping of keys to values", "")
-"""The name of a value whose types are not in `_EXPECTED`."""
+"""What a message calls a right value of a section, whose types are not in `_EXPECTED`."""
 
 
 def check(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,8 @@ def _check_inner(value: Any, key: Key) -> dict[str, Any]:
     if given is None:
         raise _wrong(key.name, value, key.types, key.doc)
 
-    # Not checked: the keys are arguments of the user's class, which checks them when it is called.
+    # Don't check the keys beside `_target_`: they are arguments of the user's class, which checks them
+    # itself.
     if TargetNode in key.types and "_target_" in given:
         return given
 
@@ -260,7 +261,7 @@ def _as(kind: Any, value: Any, name: str) -> Any:
     if kind == NamedTargetNodes:
         return _as_nodes(value, name)
     if get_origin(kind) is Literal:
-        # Compared as a text, because YAML and Hydra read `precision=32` as a number.
+        # Compare the value as a text, because YAML and Hydra read `precision=32` as a number.
         text = _as_text(value)
         if text not in get_args(kind):
             return None
@@ -273,7 +274,7 @@ def _as(kind: Any, value: Any, name: str) -> Any:
 
 
 def _as_text(value: Any) -> str | None:
-    """Return a text that is not blank, or a whole number as text; None for any other value."""
+    """Return a text unless it is blank, and a whole number as text; None for any other value."""
     if _is_int(value):
         return str(value)
     if isinstance(value, str) and value.strip():
@@ -419,7 +420,7 @@ def _with_control(name: str, value: str) -> ConfigError:
 
 
 def _wrong(name: str, value: Any, expected: tuple[Any, ...] | str, doc: str) -> ConfigError:
-    """Return the error for a value of another type.
+    """Return the error for a value that has none of the types of its key.
 
     Args:
         name: the full name of the key.

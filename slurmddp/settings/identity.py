@@ -1,4 +1,4 @@
-"""Select the keys that decide a run's name, a checkpoint's identity, and the input of a program."""
+"""Select the keys that decide a run's name, that identify a checkpoint, and that a program reads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def named(config: Mapping[str, Any]) -> dict[str, Any]:
 def _text(value: Mapping[str, Any]) -> str:
     """Return the text whose hash ends a run's name.
 
-    It must not change between versions, because stored runs would no longer be found by their names.
+    A later version must return the same text, or commands would no longer find stored runs by their names.
     """
     return json.dumps(_sorted(value), separators=(",", ":"), default=str)
 

@@ -1,4 +1,4 @@
-"""Read the keys of the configuration from the fields of `settings/schema.py`, by name and by section."""
+"""Describe the keys of the configuration, by name and by section, from the fields of `settings/schema.py`."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _key_of(field: Field[Any], prefix: str) -> Key:
 TOP = keys(Config)
 """The keys of the top level by name."""
 GROUPS = {name: key.choice for name, key in TOP.items() if key.is_group}
-"""The default choice of each group."""
+"""The default choice of each group, by the name of the group."""
 OPEN_NODES = tuple(name for name, key in TOP.items() if key.is_open or TargetNode in key.types)
 """Keys that build an object from `_target_`; the keys beside `_target_` are arguments."""
 NAMED_NODES = tuple(name for name, key in TOP.items() if NamedTargetNodes in key.types)
@@ -116,7 +116,8 @@ def every_key() -> dict[str, Key]:
     for outer in TOP.values():
         for section in outer.sections:
             for key in keys(section, f"{outer.name}.").values():
-                # An identity of the section other than COMPUTED, its default, applies to all keys in it.
+                # COMPUTED is the default identity of a section. Any other identity applies to all keys of the
+                # section.
                 if outer.identity is not COMPUTED:
                     key = replace(key, identity=outer.identity)
                 by_name.setdefault(key.name, key)

@@ -22,7 +22,7 @@ def torchrun_command(ranks: object, program: Sequence[str], *, has_nodes: bool) 
     if not has_nodes:
         return ["torchrun", "--standalone", f"--nproc-per-node={ranks}", *program]
 
-    # Started by a shell, which replaces $WORLD_SIZE, $MASTER_ADDR and $MASTER_PORT on each node.
+    # A shell starts torchrun, so that it replaces $WORLD_SIZE, $MASTER_ADDR and $MASTER_PORT on each node.
     start = f'exec torchrun --nnodes=$WORLD_SIZE {_MEETING} --nproc-per-node={ranks} "$@"'
     return ["sh", "-c", start, "torchrun", *program]
 

@@ -19,19 +19,18 @@ OWN_TRAINER = "slurmddp.training.trainer.train"
 KEEP_LAST = 3
 """Default number of newest checkpoints to keep, for the trainer and for `Distributon.save`."""
 TargetNode: TypeAlias = Mapping[str, Any]
-"""A mapping that describes an object: `_target_` is the import path of its class, other keys are arguments.
-"""
+"""A mapping that describes an object: `_target_` is its import path, other keys are its arguments."""
 NamedTargetNodes: TypeAlias = Mapping[str, TargetNode]
 """Any number of target nodes by name."""
 
 
 class Identity(Enum):
-    """The effect of another value of a key: another run with another name, or the same run."""
+    """The effect of a changed value of a key: another run with another name, or a change of the same run."""
 
     COMPUTED = "another run"
     """The key decides the computed numbers. It is part of the run's name and of the checkpoints' identity."""
     EXTENT = "another run, with checkpoints that fit"
-    """The key decides how long or how much. It is part of the run's name, but a checkpoint fits any value."""
+    """The key sets a length or a size. It is part of the run's name, but a checkpoint fits any value."""
     FREE = "the same run"
     """The key changes no computed number. An existing run may change it."""
     FIXED = "only for a new run folder"
@@ -124,7 +123,7 @@ class ProgramSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """The keys of `train`."""
+    """The keys of `train`: the settings of slurmddp's trainer."""
 
     steps: int = key(400, "number of optimizer steps of the run", EXTENT, minimum=1)
     max_time: int | str | None = key(
@@ -227,7 +226,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySettings:
-    """The keys of `policy`."""
+    """The keys of `policy`: restarts, stops, time-outs and other reactions of a run."""
 
     max_restarts: int = key(
         3,
@@ -414,7 +413,7 @@ class SingleSettings:
 
 @dataclass(init=False, repr=False, eq=False)
 class DataParallelSettings:
-    """The keys of strategy=data_parallel."""
+    """The keys of strategy=data_parallel: one rank splits each batch over its GPUs."""
 
     name: Literal["data_parallel"] = key(
         "data_parallel", "one rank splits each batch over its GPUs; for comparison"
@@ -491,7 +490,7 @@ class Cluster:
 
 @dataclass(init=False, repr=False, eq=False)
 class Config:
-    """The whole configuration."""
+    """The keys of the top level: plain values, sections and groups of the whole configuration."""
 
     name: str | None = key(
         None, "first part of the run's name; null means the name of the model's class or of the script", FIXED

@@ -173,7 +173,7 @@ class GlobalBatch:
     samples: int
 
     def world_sizes(self, near: int, shown: int = 12) -> str:
-        """Return the numbers of ranks that share a step evenly, as text.
+        """Return a list, as text, of numbers of ranks that can share the samples of a step evenly.
 
         Args:
             near: the number of ranks to which the shown numbers are closest.
@@ -185,7 +185,7 @@ class GlobalBatch:
         return f"{text}, ..." if len(sizes) > shown else text
 
     def most_nodes(self, nodes: int, ranks_per_node: int) -> int:
-        """Return the largest number of nodes, up to `nodes`, whose ranks share a step evenly; 0 for none."""
+        """Return the most nodes, up to `nodes`, whose ranks can share a step evenly; 0 if none can."""
         sizes = range(nodes, 0, -1)
         return next((size for size in sizes if self.samples % (size * ranks_per_node) == 0), 0)
 

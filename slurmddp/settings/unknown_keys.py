@@ -64,7 +64,7 @@ def unknown_key(name: str, known: Mapping[str, Key], prefix: str) -> ConfigError
 
 
 def unknown_in_file(node: str, name: str, known: Sequence[str]) -> ConfigError:
-    """Return the error for a setting whose key is not in the composed node.
+    """Return the error for a typed setting `NODE.NAME` whose node, as composed from its files, lacks the key.
 
     Args:
         node: the node, such as `model`.

@@ -1,1 +1,1 @@
-"""Run SLURM's commands, parse their output, compare jobs with a site's limits, and render batch scripts."""
+"""Run SLURM's commands and parse their output, render batch scripts, compare jobs with a site's limits."""

@@ -56,12 +56,11 @@ QUERY_TIMEOUT_S = 10.0
 IDS_PER_QUERY = 200
 """The largest number of job ids in one squeue or scancel command."""
 _NOT_IN_TURN = ("BeginTime", "Dependency", "JobHeld")
-"""Beginnings of SLURM's reasons for jobs that wait for a time, for another job or for a release.
-"""
+"""First words of SLURM's reasons for jobs that wait for a time, for another job or for a release."""
 _FINAL = re.compile(": fatal: |Problem talking to the database")
-"""The error line of a command that gave up because it could not reach slurmctld or slurmdbd."""
+"""Matches the error line of a command that gave up because it could not reach slurmctld or slurmdbd."""
 _OVER = re.compile("invalid job id|already completing or completed", re.IGNORECASE)
-"""The errors of scancel for a job that has already ended."""
+"""Matches the errors of scancel for a job that has already ended."""
 
 
 def on_path() -> bool:
@@ -264,7 +263,7 @@ class SlurmClient:
         return {job.job_id: _from_squeue(job) for job in parse_queue(text) if job.job_id in job_ids}
 
     def _accounted(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """Return the states of jobs by sacct; empty if the site has no accounting."""
+        """Return the states of jobs, by id, as sacct shows them; empty if the site has no accounting."""
         if shutil.which("sacct") is None:
             return {}
 
@@ -397,9 +396,10 @@ class SlurmClient:
         raise self._error(program, result)
 
     def _error(self, program: str, result: CommandResult) -> SlurmError:
-        """Return the error of a command that failed, with its output and what to do."""
+        """Return the error to raise for a command that failed, with the command's output and a hint."""
         text = result.err.strip() or result.out.strip() or f"exit code {result.code}"
-        # A command that gave up has printed a line for each try. Only its last line, `_FINAL`, is shown.
+        # A command that gave up has printed a line for each try. Show only its last line, which `_FINAL`
+        # matches.
         text = "\n".join(filter(_FINAL.search, text.splitlines())) or text
         # SLURM's messages have no full stop, but other sentences of the message may follow.
         if not text.endswith((".", "!", "?")):
@@ -410,8 +410,10 @@ class SlurmClient:
         return error_class(text if result.timed_out else f"{program} failed: {text}", hint=hint)
 
     def _near_options(self, program: str, text: str) -> str:
-        """Return a hint with options of `program` that resemble the option that it did not recognize; else
-        empty."""
+        """Return a hint with options of `program` that resemble an option which it did not recognize.
+
+        The hint is empty if the error `text` is about something else, or if no option is similar.
+        """
         unknown = re.search(r"unrecognized option '--([\w-]+)", text)
         if unknown is None:
             return ""
@@ -445,7 +447,7 @@ def _folders_of(job_id: str, script: str, by_name: Mapping[str, Sequence[Path]])
 
 
 def _lies_in(script: str, folder: Path) -> bool:
-    """Return whether a script is in `folder`. Both paths may contain symbolic links."""
+    """Return whether a script is in the folder `folder`; either path may contain symbolic links."""
     parent, separator, _ = script.partition(f"/{folder.name}/")
     return bool(separator) and os.path.realpath(parent) == os.path.realpath(folder.parent)
 
@@ -476,7 +478,7 @@ def _from_squeue(job: QueuedJob) -> JobState:
 
 
 def _from_sacct(line: str) -> list[JobState]:
-    """Return the job in a line of sacct, or all elements of an array if the line is for `7_[2-5,9%2]`."""
+    """Return the job in a line of sacct; a line for the array elements `7_[2-5,9%2]` gives several jobs."""
     job_id, state, code, nodes, command = [*line.split("|", 4), "", "", "", ""][:5]
     job_id = job_id.strip()
     nodes = nodes.strip()

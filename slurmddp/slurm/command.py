@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 _ANNOUNCED_AFTER_S = 3.0
-"""Seconds of waiting for a command after which the wait is announced."""
+"""Seconds after which a person is informed that a command of SLURM has not answered yet."""
 
 
 class CommandResult(NamedTuple):
@@ -62,7 +62,7 @@ def run_command(
             stderr=subprocess.PIPE,
             universal_newlines=True,
             errors="replace",
-            # A process group of its own, so that a hanging command can be killed together with its children.
+            # Start a new process group, so that a hanging command can be killed together with its children.
             start_new_session=True,
         )
     except OSError as error:

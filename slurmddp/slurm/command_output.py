@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SUBMIT_LINE = " SubmitLine="
-"""The text before sbatch's command line in the output of `scontrol show job`. Some versions omit both."""
+"""The key of sbatch's command line in the output of `scontrol show job`; some versions omit the line."""
 _FACT = re.compile(r"(?:^|\s)(\w+)(?:=| += )(\S*)")
 _ROW = re.compile(r"([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|(.*?)\|(/.*|[^|]*)")
-"""A row of `queue_command`. The column before the last, the comment, may contain bars."""
+"""Matches a row that `queue_command` prints; its next-to-last column, the comment, may contain bars."""
 
 
 class QueuedJob(NamedTuple):
@@ -92,8 +92,9 @@ def find_submitted(
 
 
 def _is_same_file(path: str, other: str) -> bool:
-    """Return whether two paths with the same last two components lead to the same file; else False."""
-    # This comparison saves slow file system accesses: batch scripts of different runs have different folders.
+    """Return whether two paths lead to the same file and have the same last two components."""
+    # Batch scripts of different runs have different folders. So most paths are told apart without slow file
+    # accesses.
     if path.split("/")[-2:] != other.split("/")[-2:]:
         return False
     return os.path.realpath(path) == os.path.realpath(other)

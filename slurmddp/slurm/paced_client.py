@@ -33,7 +33,7 @@ class PacedClient(SlurmClient):
         self._states: dict[str, JobState] = {}
         self._asked: frozenset[str] = frozenset()
         self.not_asked: frozenset[str] = frozenset()
-        """The jobs of the last call of `jobs` that the last query did not contain. SLURM may know them."""
+        """Jobs of the last call of `jobs` that were not in the last query to SLURM, which may know them."""
         self.error: SlurmError | None = None
         """The error of the last query; None if SLURM answered."""
 

@@ -188,7 +188,7 @@ _REASONS: dict[str, tuple[str, str]] = {
     "Prolog": ("its nodes are being prepared", _PATIENCE),
     "Cleaning": ("SLURM still cleans up the nodes of its last attempt", _PATIENCE),
 }
-"""Why the job waits and what to do, by the first letters of SLURM's reason. The longest match counts."""
+"""By the first letters of SLURM's reason: why the job waits, and advice. The longest match counts."""
 
 
 def explain(reason: str, *, run: str, job_id: str, start: str = "", again: bool = False) -> tuple[str, str]:

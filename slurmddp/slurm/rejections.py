@@ -18,10 +18,10 @@ _TRANSIENT = re.compile(
     r"(?: \([^)]*\))?\.?$",
     re.IGNORECASE | re.MULTILINE,
 )
-"""Errors after which a retry may succeed. Each must end its line: a site's own messages may quote them."""
+"""Matches errors after which a retry may succeed, at the end of a line: a site's messages may quote them."""
 _UNKNOWN_OPTION = r"(?:unrecogni[sz]ed|unknown|invalid|no such) (?:options?|arguments?)"
 _VERDICT = re.compile(r"^.*(?:submission failed|allocation failure): .*$", re.IGNORECASE | re.MULTILINE)
-"""The last line of a sbatch that failed. The lines before it may come from the site's own programs."""
+"""Matches the last line of an sbatch that failed; the site's own programs may print lines before it."""
 
 _HINTS: tuple[tuple[str, str], ...] = (
     # A job_submit plugin may refuse a job with a text of its own and SLURM's "Unspecified error".
@@ -141,7 +141,8 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "UP.",
     ),
     (r"invalid job id", "SLURM has no job with this id, or has forgotten it minutes after its end."),
-    # The first pattern is about nodes, partitions and the like, the second about jobs, which have an owner.
+    # The first pattern matches refusals about nodes and partitions, the second refusals about a job of
+    # another user.
     (r"slurm_load_(?!job).*denied", "This site shows such facts only to its staff (PrivateData)."),
     (r"access.*denied|permission denied", "SLURM allows this only to the owner of the job."),
 )

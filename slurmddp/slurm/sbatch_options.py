@@ -48,7 +48,7 @@ _REFUSED = {
 }
 """Options of sbatch that no job of slurmddp can have, with the reason and what to do instead."""
 _GPU_SHARES = ("gpus", "gpus-per-task", "gpus-per-socket")
-"""Other options that ask for GPUs. They would contradict slurmddp's request for GPUs on each node."""
+"""Further options that ask for GPUs, which would contradict slurmddp's own request."""
 _RESOURCE_LISTS = ("gres", "tres-per-task")
 """Options that list resources of any kind, such as `gres=nvme:1,gpu:2` and `tres-per-task=gres/gpu:1`."""
 _RESERVED = frozenset({*_SHAPE, "output", "error", "open-mode"})
@@ -181,7 +181,7 @@ def _requeue(job: Job) -> dict[str, Option]:
 
 
 def _is_expedited_requeue(key: str, value: Option) -> bool:
-    """Return whether a key under `sbatch:` is `requeue: expedite`, the only value that `requeue` may have."""
+    """Return whether an entry under `sbatch:` is `requeue: expedite`; `requeue` may have no other value."""
     return _long_name(key) == "requeue" and value == "expedite"
 
 
@@ -230,7 +230,7 @@ def _memory(job: Job) -> dict[str, Option]:
             f"mem_gb={mem_gb} can't be requested as {dialect}, because {key} is not set.",
             hint=f"Set {key}=N, or write `mem_request: mem` in the cluster file.",
         )
-    # Rounded up, so that the job gets at least the memory that it asks for.
+    # Round up, so that the job gets at least the memory that it asks for.
     return {dialect: f"{-(-megabytes // shares)}M"}
 
 

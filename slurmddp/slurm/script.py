@@ -107,7 +107,7 @@ def settings(job: Job) -> dict[str, object]:
 
 
 def outline(job: Job) -> list[str]:
-    """Return the lines of the script that settings change: the header, `export`, `setup` lines, and srun."""
+    """Return the lines of the script that depend on settings: header, `export`, `setup` lines, and srun."""
     srun = [_argument(name, value) for name, value in srun_options(job).items()]
     python = _shell("python", job.python)
     agent = f"... {'job.pyz stage' if _is_staged(job) else f'{python} -m slurmddp.launchers.agent'} ..."
@@ -160,7 +160,7 @@ def _misleading(job: Job) -> list[str]:
     variables = [f"SLURM_{name.upper().replace('-', '_')}" for name in names]
     if "mem" not in options:
         variables.append("SLURM_MEM_PER_NODE")
-    # This variable is SLURM's own, but beside it srun of SLURM 26.05 accepts no --gres with GPUs.
+    # SLURM sets SLURM_GPUS_PER_NODE itself, but with it srun of SLURM 26.05 accepts no --gres with GPUs.
     if lists_gpus(srun_options(job).get("gres")):
         variables.append("SLURM_GPUS_PER_NODE")
     return variables

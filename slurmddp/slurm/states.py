@@ -12,17 +12,17 @@ from pathlib import Path
 from slurmddp.slurm.job_script import is_of_unread_array, job_name, may_be_of
 
 PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
-"""The job waits; it may have run before."""
+"""States of a job that waits; the job may have run before."""
 ACTIVE = frozenset(
     {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
     | {"POWER_UP_NODE", "UPDATE_DB", "EXPEDITING"}
 )
-"""The job holds nodes."""
+"""States of a job that holds nodes."""
 TERMINAL = frozenset(
     {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"}
     | {"DEADLINE", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"}
 )
-"""The job is over; only a requeue starts it again."""
+"""States of a job that is over; only a requeue starts it again."""
 ALL = PENDING | ACTIVE | TERMINAL
 STARTED_BY_A_PERSON = (
     "JobHeld",
@@ -34,9 +34,9 @@ STARTED_BY_A_PERSON = (
     "License request",
     "DependencyNeverSatisfied",
 )
-"""Beginnings of SLURM's reasons for jobs that wait until a person releases or changes them."""
+"""First words of SLURM's reasons for jobs that wait until a person releases or changes them."""
 UNKNOWN = "UNKNOWN"
-"""SLURM reported an unknown state; never treat it as terminal."""
+"""The state of a job for which SLURM reported a state that is not in `ALL`; never treat it as terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,7 @@ class JobState:
     script: str = ""
     """The path of the batch script; empty if not known. The script of an element is in its run folder."""
     error: str = ""
-    """The error of sacct, if the state is `UNKNOWN` because squeue has forgotten the job and sacct failed.
-    """
+    """The error of sacct, if the state is `UNKNOWN` because squeue has forgotten the job and sacct failed."""
 
     def may_be_of(self, run: Path) -> bool:
         """Return whether this job may belong to a run, by its token and script: SLURM repeats job ids."""
@@ -89,13 +88,13 @@ def parse_exit(text: str) -> int | None:
 
 
 def parse_start(text: str) -> str:
-    """Return SLURM's `2026-11-22T23:03:10` with a blank in place of the T; empty for `N/A` and the like."""
+    """Return a time of SLURM with a blank for the T: `2026-11-22 23:03:10`; empty for `N/A` and `Unknown`."""
     time = text.strip()
     return time.replace("T", " ") if re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:]+", time) else ""
 
 
 def clean_reason(text: str) -> str:
-    """Return SLURM's reason without the parentheses that squeue prints; empty for `None` and the like."""
+    """Return SLURM's reason without the parentheses that squeue prints; empty for words such as `None`."""
     reason = text.strip()
     if reason.startswith("(") and reason.endswith(")"):
         reason = reason[1:-1]

@@ -1,4 +1,4 @@
-"""Read and write durations; pure.
+"""Parse durations and time limits, and write them as SLURM does; pure functions.
 
 SLURM's own forms are `minutes`, `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM` and `D-HH:MM:SS`; people also write
 `90m`, `2h`, `1d12h`. SLURM counts time limits in minutes and rounds seconds up, and so does this module.

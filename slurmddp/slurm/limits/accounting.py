@@ -35,10 +35,12 @@ class Limits:
     """The longest time limit of a job, in minutes."""
     max_tres: Mapping[str, int] = field(default_factory=dict)
     """The largest amount of each resource for one job, by SLURM's name of the resource: `node`, `cpu`,
-    `gres/gpu`."""
+    `gres/gpu`.
+    """
     grp_tres: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """For each resource, the largest amount for all running jobs together, and who sets this limit: the
-    owner, or an account above it."""
+    owner, or an account above it.
+    """
     max_submit: int | None = None
     """The largest number of jobs that one user may have in the queue."""
     flags: frozenset[str] = frozenset()
@@ -70,13 +72,12 @@ class Accounting:
     enforced: frozenset[str]
     """The values of AccountingStorageEnforce: `associations`, `limits`, `qos`, `safe`."""
     qualities: Mapping[str, Limits]
-    """The limits of each QOS, by its name in lower case: SLURM ignores the case of account and QOS names."""
+    """The limits of each QOS, by its name in lower case, because SLURM ignores the case of such names."""
     associations: tuple[Association, ...]
     default_account: str = ""
     """The account of a job that names no account; empty if it is not known."""
     queued: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Number of the user's jobs in the queue, by ("account", name) and by ("qos", name); names in lower case.
-    """
+    """Number of the user's queued jobs, by ("account", name) and by ("qos", name), names in lower case."""
 
 
 def parse_qualities(text: str) -> dict[str, Limits]:
@@ -157,7 +158,7 @@ def check(job: Job, site: Accounting, partition_qos: Sequence[str] = (), *, jobs
 
 
 def has_flag(job: Job, site: Accounting, flag: str) -> bool | None:
-    """Return whether the quality of service of a job has a flag; None if it is not known."""
+    """Return whether the quality of service of a job has a flag; None if the job's quality is not known."""
     name = _qos_of(job, site)
     if name:
         return name in site.qualities and flag in site.qualities[name].flags
@@ -166,7 +167,7 @@ def has_flag(job: Job, site: Accounting, flag: str) -> bool | None:
     association = _association(job, site)
     possible = association.qualities if association else site.qualities
     known = [site.qualities[quality.lower()] for quality in possible if quality.lower() in site.qualities]
-    # If one of these has the flag, the answer depends on SLURM's choice, which no command shows.
+    # If one of these qualities has the flag, the answer depends on SLURM's choice, which no command shows.
     return None if any(flag in quality.flags for quality in known) else False
 
 
@@ -190,14 +191,14 @@ def _qos_of(job: Job, site: Accounting) -> str:
     association = _association(job, site)
     if association is None:
         return ""
-    # If an account has no default but a single quality of service, SLURM uses this.
+    # If an account has no default quality of service but only one that it may use, SLURM uses that one.
     if not association.default_qos and len(association.qualities) == 1:
         return association.qualities[0].lower()
     return association.default_qos.lower()
 
 
 def _in_order(job: Job, site: Accounting, of_partition: Limits | None) -> list[Limits]:
-    """Return the limits for a job in SLURM's order; of several values for one limit, the first counts."""
+    """Return the owners of limits for a job in SLURM's order; if several set one limit, the first counts."""
     quality = site.qualities.get(_qos_of(job, site))
     # The limits of the partition's QOS come first, unless the job's QOS has the flag OverPartQOS.
     sources = [of_partition, quality]

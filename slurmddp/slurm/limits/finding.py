@@ -1,5 +1,4 @@
-"""Define a finding, which is one reason why a job does not fit a site, and comparisons that several modules
-use."""
+"""Define a finding: a reason why a job does not fit a site. Compare time limits and numbers of CPUs."""
 
 from __future__ import annotations
 
@@ -17,12 +16,11 @@ class Finding:
     value: str
     """The value of the key in the job's configuration, as text."""
     site: str
-    """A clause about the site's limit or about what the site has, such as "partition 'gpu' has 4 nodes"."""
+    """A clause about the site's limit or resources, such as "partition 'gpu' has 4 nodes"."""
     remedy: str
     """Sentences about the key to change, and how to change it."""
     limit: str = ""
-    """SLURM's name of the limit, such as MaxTime, if sbatch queues a job that exceeds it; empty if sbatch
-    refuses such a job."""
+    """SLURM's name of the limit, such as MaxTime; only for a limit that sbatch does not check, else empty."""
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}: {self.site}. {self.remedy}"

@@ -14,12 +14,12 @@ from slurmddp.slurm.limits.finding import Finding, too_many_cpus
 SINFO_FORMAT = "%R|%D|%c|%z|%m|%G|%f|%T"
 """Columns of `sinfo --exact`: partition, nodes, CPUs, sockets:cores:threads, MB, gres, features, state."""
 _AWAY = ("down", "drain", "fail", "maint", "inval", "unknown")
-"""Beginnings of sinfo's states for nodes that accept no new jobs at present."""
+"""First letters of sinfo's states for nodes that accept no new jobs at present."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
-    """A number of nodes of one partition that are equal in all of these facts."""
+    """Nodes of one partition that are equal in all facts of this class, such as GPUs, memory and state."""
 
     partition: str
     nodes: int
@@ -29,7 +29,8 @@ class NodeGroup:
     memory_mb: int
     gpus: tuple[tuple[str, int], ...] = ()
     """Type and number of the GPUs of each node, one pair for each type; the type is empty if SLURM names
-    none."""
+    none.
+    """
     features: tuple[str, ...] = ()
     state: str = "idle"
     reserved_cpus: int = 0
@@ -101,7 +102,7 @@ def is_slice(kind: str) -> bool:
 
 def parse_gpus(gres: str) -> tuple[tuple[str, int], ...]:
     """Return type and number of the GPUs in a list of generic resources such as `gpu:a100:4(S:0-1),gpu:2`."""
-    # Removed: `(null)`, which means no resources, and sockets and device indices such as `(S:0-1)`.
+    # Remove `(null)`, which means no resources, and sockets and device indices such as `(S:0-1)`.
     plain = re.sub(r"\([^)]*\)", "", gres)
     gpus = []
     for name, *rest in (resource.split(":") for resource in plain.split(",")):
@@ -187,16 +188,18 @@ def _required_features(job: Job) -> tuple[str, ...]:
 
 
 def _named_features(constraint: str) -> list[str]:
-    """Return the names of required features in a constraint of sbatch such as `a100&!old` or
-    `[r1*2|r2*2]`."""
-    # `*` and a number after a feature are a number of nodes, and are removed.
+    """Return the features that a constraint of sbatch requires of nodes.
+
+    For `a100&!old` it is a100, and for `[r1*2|r2*2]` these are r1 and r2.
+    """
+    # In `r1*2` the number 2 is a number of nodes, which is removed.
     parts = re.split(r"[&|,()\[\]]", re.sub(r"\*\d+", "", constraint))
     # `!` before a feature excludes nodes with this feature, so it need not exist.
     return [part.strip() for part in parts if part.strip() and not part.strip().startswith("!")]
 
 
 def _holds(job: Job, group: NodeGroup) -> bool:
-    """Return whether the nodes of a group meet all demands of a job."""
+    """Return whether each node of a group has the GPUs, CPUs, memory and features that a job asks for."""
     return (
         group.gpu_count(job.cluster.gpu_type) >= _wanted_gpus(job)
         and group.cpus >= (job.resources.cpus_per_node or 0)

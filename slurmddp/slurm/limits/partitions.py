@@ -60,7 +60,7 @@ def chosen(job: Job, partitions: Mapping[str, Partition]) -> list[Partition]:
 
 
 def _named(job: Job) -> list[str]:
-    """Return the partitions that a job names; SLURM starts the job in any of them."""
+    """Return the partitions that a job names; SLURM may start the job in any of them."""
     return [name for name in (job.cluster.partition or "").split(",") if name]
 
 
@@ -122,7 +122,8 @@ def _misfits(
     if not groups:
         return findings
 
-    # Only one finding is returned for each key: about the limit of the partition rather than about its nodes.
+    # Return only one finding for each key. A finding about the partition's limit is preferred to one about
+    # its nodes.
     keys = {finding.key for finding in findings}
     of_nodes = nodes.misfits(job, groups, partition.name, nodes_key)
     return [*findings, *(finding for finding in of_nodes if finding.key not in keys)]

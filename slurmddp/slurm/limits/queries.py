@@ -19,7 +19,7 @@ from slurmddp.slurm.limits.partitions import Partition, parse_partitions
 from slurmddp.slurm.limits.site import Site
 
 _DENIED = re.compile("access/permission denied", re.IGNORECASE)
-"""SLURM's error for a query that only the site's staff may make (PrivateData)."""
+"""Matches SLURM's error for a query that only the site's staff may make (PrivateData)."""
 _Shown = TypeVar("_Shown")
 
 
@@ -110,12 +110,13 @@ def _accounting(slurm: SlurmClient, config: Mapping[str, str]) -> accounting.Acc
     show = ["sacctmgr", "--noheader", "--parsable2", "show"]
     name = pwd.getpwuid(os.getuid()).pw_name
     show_associations = [*show, "associations"]
-    # A database of several clusters also returns the associations of the other clusters, unless one is named.
+    # Name the cluster, because a database of several clusters would also return associations of other
+    # clusters.
     if cluster := config.get("ClusterName"):
         show_associations.append(f"cluster={cluster}")
 
     where_user = [f"user={name}", f"format={accounting.ASSOCIATION_FIELDS}"]
-    # The rows of accounts have no user.
+    # Rows without a user are the limits of whole accounts.
     where_account = ["user=", f"format={accounting.ACCOUNT_FIELDS}"]
     try:
         qualities = slurm.query([*show, "qos", f"format={accounting.QOS_FIELDS}"])

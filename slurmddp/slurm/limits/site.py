@@ -23,7 +23,7 @@ class Site:
     config: Mapping[str, str] = field(default_factory=dict)
     """The `Key = value` pairs of `scontrol show config`."""
     accounting: Accounting | None = None
-    """The accounts and limits of the user; None if the site has no accounting, or it does not answer."""
+    """The accounts and limits of the user; None if the site's accounting is missing or does not answer."""
 
     @property
     def has_accounting(self) -> bool:
@@ -87,7 +87,7 @@ def nodes_to_ask(job: Job, site: Site) -> int | None:
 
 
 def _has_flag(job: Job, site: Site, flag: str) -> bool | None:
-    """Return whether the quality of service of a job has a flag; None if it is not known."""
+    """Return whether the quality of service of a job has a flag; None if the job's quality is not known."""
     if site.accounting is not None:
         return accounting.has_flag(job, site.accounting, flag)
     # The accounting did not answer, so a quality of service may have any flag.

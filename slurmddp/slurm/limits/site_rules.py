@@ -1,4 +1,4 @@
-"""Rules of a site that no key of a cluster file changes, as sentences for a person; pure."""
+"""Describe rules of a site that no key of a cluster file changes, in sentences for a person; pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 
 _CREDENTIAL_S = 120
-"""SLURM's default for the life of a credential, for which it delays a requeued job."""
+"""SLURM's default lifetime of a credential, in seconds; SLURM delays a requeued job for as long."""
 _PRIVATE_TMP = ("job_container/tmpfs", "namespace/tmpfs", "namespace/linux")
-"""The plugins that give each job folders of its own, by default /tmp and /dev/shm."""
+"""SLURM plugins that give each job its own copy of some folders, by default /tmp and /dev/shm."""
 
 
 def requeue_delay(config: Mapping[str, str]) -> str:
@@ -22,7 +22,8 @@ def requeue_delay(config: Mapping[str, str]) -> str:
     else:
         expedited = ""
 
-    # SLURM 25.11 brought an own setting; without it the life of a credential counts, as in older versions.
+    # SLURM 25.11 introduced `requeue_delay`; without it the lifetime of a credential counts, as in older
+    # versions.
     for key, option in (("SchedulerParameters", "requeue_delay"), ("AuthInfo", "cred_expire")):
         match = re.search(rf"(?:^|,){option}=(\d+)", config.get(key, ""))
         if match is not None:
