@@ -1,4 +1,4 @@
-"""All-reduce algorithms in plain Python: their messages can be counted, and their speed compared.
+"""Provide all-reduce algorithms in plain Python, whose messages and speed can be compared.
 
 Each algorithm needs only the sends and receives of a `Link`.
 

@@ -8,7 +8,7 @@ import torch
 
 
 def edges(size: int, count: int) -> list[int]:
-    """Return the indices at which `count` chunks of a tensor of `size` elements begin, followed by `size`."""
+    """Return the first index of each of `count` chunks of a tensor of `size` elements, and then `size`."""
     return [number * size // count for number in range(count + 1)]
 
 

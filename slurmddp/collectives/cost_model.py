@@ -83,7 +83,7 @@ WORK: Mapping[str, Callable[[int, float], Work]] = {
     "sharded_server": _ring,
     "all_gather": _all_gather,
 }
-"""By algorithm, a function of the number of ranks and the tensor's bytes that returns the work."""
+"""By name of an algorithm, a function that returns its work for a number of ranks and of bytes."""
 
 
 def bus_bandwidth(size: float, ranks: int, seconds: float) -> float:

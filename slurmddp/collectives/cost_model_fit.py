@@ -23,7 +23,7 @@ class Measurement:
 
     work: Work
     bytes: int
-    """Size of the tensor."""
+    """Size of the tensor in bytes."""
     seconds: float
 
     @classmethod
@@ -98,7 +98,7 @@ def _subsets() -> Iterator[list[int]]:
 
 
 def held_out_sizes(sizes: Iterable[int]) -> frozenset[int]:
-    """Return the sizes that the fit leaves out: every third, but never the smallest or the largest."""
+    """Return the sizes to hold out of the fit: every third, but neither the smallest nor the largest."""
     ordered = sorted(set(sizes))
     return frozenset(ordered[1:-1:3])
 

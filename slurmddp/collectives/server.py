@@ -55,7 +55,7 @@ def sharded_server(flat: torch.Tensor, link: Link) -> None:
     for done in sends:
         done()
 
-    # Added in the order of ranks, not of arrival: rounding depends on the order, and a repetition must have
+    # Add in the order of ranks, not of arrival: rounding depends on the order, and a repetition must have
     # equal bits.
     shares[link.rank] = part.clone()
     part.zero_()

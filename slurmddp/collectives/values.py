@@ -29,7 +29,7 @@ OPERATIONS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] =
     "max": torch.maximum,
     "min": torch.minimum,
 }
-"""By name, the function that combines the tensors of two ranks. For "mean", `reduce` divides the sum."""
+"""By name of an operation, the function that combines two tensors. For "mean", `reduce` divides the sum."""
 _WIDER = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float64,
@@ -38,11 +38,12 @@ _WIDER = {
     torch.complex64: torch.complex128,
 }
 """By dtype of a tensor, the dtype in which `reduce` sums for a mean. Its range is larger, so no sum
-overflows."""
+overflows.
+"""
 _LENGTH_BYTES = 8
 _CHUNK_BYTES = 64 << 20
 _HAS_ERROR = -1
-"""Sent instead of a size by a rank that has an error and no value."""
+"""The number that a rank sends in place of the size of its value, if it has an error and no value."""
 
 
 def rank() -> int:
@@ -226,7 +227,7 @@ def _as_bytes(tensor: torch.Tensor, size: int) -> bytes:
 
 
 def share(tensors: Iterable[torch.Tensor]) -> None:
-    """Copy the values of rank 0's tensors into the tensors of all other ranks, which have the same shapes."""
+    """Copy rank 0's tensors into the tensors of all other ranks, which have the same shapes."""
     if not distributed.is_initialized():
         return
 
@@ -281,8 +282,8 @@ def reduce(tensor: torch.Tensor, operation: str, device: torch.device) -> torch.
     parts = [torch.empty_like(part) for _ in range(world_size())]
     distributed.all_gather(parts, part)
     if operation == "mean":
-        # Summed in a dtype with a larger range: in the tensor's own dtype the sum may be infinite although
-        # the mean is not.
+        # Sum in a dtype with a larger range: in the tensor's own dtype the sum may be infinite although the
+        # mean is not.
         parts = [part.to(_WIDER.get(part.dtype, part.dtype)) for part in parts]
 
     total = parts[0]

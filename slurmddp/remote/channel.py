@@ -19,7 +19,7 @@ import numpy
 from slurmddp.launchers.link.connection import Seal, Secret
 
 _PURPOSE = "controller"
-"""Part of each proof, so that the proof of another kind of connection is not accepted."""
+"""A text in each proof, so that a proof for another kind of connection is not accepted."""
 _MAX_STRANGERS_BYTES = 2048
 """Longest frame, in bytes, before the other side has proved that it knows the secret."""
 _SIZES = struct.Struct(">QQ")

@@ -39,7 +39,7 @@ class CommandFailure(Exception):
 def run(
     kind: str, tensors: list[Any], nodes: list[int], device: str, op: str | None, node: Any, changes: bool
 ) -> list[Any]:
-    """Take part in a collective, as a command of this worker.
+    """Take part in a collective of several workers; the controller calls this as a command on each of them.
 
     Args:
         kind: the collective: `reduce`, `broadcast` from `node`, `all_gather`, or `copy` from `node` to one

@@ -22,11 +22,11 @@ from slurmddp.remote.channel import NO_DATA, Channel
 from slurmddp.remote.message_encoding import BYE, MessageEncoding, from_bytes, to_bytes
 
 _BATCH = 512
-"""The most commands in a frame."""
+"""The largest number of commands in a frame."""
 _GATHER_S = 0.001
-"""Seconds that a command waits for further commands for its frame, unless a request waits for a reply."""
+"""Seconds that a command waits to be sent together with later ones, unless a request waits for a reply."""
 _COPIED_BYTES = 1 << 16
-"""`put` copies a tensor of at most this size, and returns. It returns only once a larger tensor was sent."""
+"""`put` copies a tensor of at most this size and returns; a larger tensor is sent before it returns."""
 _CLOSED = "the workers were closed"
 
 
@@ -86,11 +86,11 @@ class Node:
     def __init__(self, channel: Channel, facts: Sequence[Any], find: Callable[[Node, Any], Any]) -> None:
         self.number, self.host, self.pid, self.device = facts
         self.loss_reported = False
-        """Whether a WorkerLostError has been raised for this worker."""
+        """Whether a WorkerLostError for this worker has reached the program already."""
         self._encoding = MessageEncoding(self._describe, tensor=partial(find, self))
         self._channel = channel
         self._gone = ""
-        """Why the worker is gone; empty: it is connected."""
+        """Why the worker is gone, as a clause; empty while it is connected."""
         self._dtype = torch.float32
         """The default dtype on the worker; it follows the default dtype of this process."""
         self._numbers = itertools.count()
@@ -98,7 +98,7 @@ class Node:
         """By number, the replies for which requests wait."""
         self._unsent: queue.SimpleQueue[tuple[str, memoryview, threading.Event | None]] = queue.SimpleQueue()
         self._awaited = threading.Event()
-        """Set while a request waits for the worker, so that commands are sent at once."""
+        """Event that is set while a request waits for the worker, so that commands are sent at once."""
         self._sender = threading.Thread(target=self._send, daemon=True)
         self._sender.start()
         threading.Thread(target=self._receive, daemon=True).start()
@@ -247,7 +247,7 @@ class Node:
                 text, data = self._channel.receive()
                 number, failure, value = self._encoding.decode(text)
                 reply = self._replies.get(number)
-                # The request may be gone, if Ctrl-C has interrupted it.
+                # If Ctrl-C has interrupted the request, nothing waits for its reply any more.
                 if reply is not None:
                     reply.set_result((failure, value, data))
         except Exception as error:

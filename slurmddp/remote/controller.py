@@ -38,7 +38,7 @@ _START_S = 120.0
 _PROOF_S = 10.0
 """Seconds after which the connection of a caller that has not proved the secret is closed."""
 _MOST_STRANGERS = 32
-"""Callers without a proof that are served at the same time, beside the workers."""
+"""Largest number of callers that are served at the same time before they have proved the secret."""
 _POLL_S = 0.1
 _END_S = 10.0
 """Seconds within which workers must end before they are killed."""
@@ -245,7 +245,7 @@ class Workers:
         count: int = self.node(node).ask("count")
         return count
 
-    # --- collectives: a tensor, or a list of tensors, for each worker that takes part
+    # --- methods for collectives, given a tensor or a list of tensors for each worker that takes part
 
     def all_reduce(self, tensors: Sequence[Tensors], op: str = "sum") -> None:
         """Reduce tensors of different workers in place, without waiting.

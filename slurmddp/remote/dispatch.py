@@ -25,7 +25,7 @@ aten = torch.ops.aten
 _PLANS_KEPT = 20_000
 _NUMBERS = bool, float, complex
 _BY_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-"""Tags of operations whose results' shapes may depend on the values of their operands."""
+"""torch's tags for operations whose results have shapes that may depend on the values of their operands."""
 _FOLLOWS_OPERANDS = ("device", "layout", "pin_memory")
 """Names of arguments that are not sent, because the worker creates results where the operands are."""
 _ALIASES = aten.detach.default, aten.alias.default
@@ -41,7 +41,7 @@ _IN_PLACE = {
     aten.transpose_.default: aten.transpose.int,
     aten.unsqueeze_.default: aten.unsqueeze.default,
 }
-"""By operation that changes a shape in place, the operation that returns a view of the changed shape."""
+"""For each operation that changes a shape in place, the operation that returns a view of that shape."""
 _BASE_ELEMENTS = 1 << 48
 """Number of elements of the meta tensor from which `Meta.tensor` takes views; it needs no memory."""
 
@@ -157,7 +157,7 @@ class RemoteTensor(torch.Tensor):
                 hint="Leave out .cuda(), or start the workers where there are GPUs.",
             )
 
-        # "cuda" without an index stands for the GPU of the worker.
+        # "cuda" without an index means the GPU of the worker.
         name = node.device if device == torch.device("cuda") else str(device)
         return self if name == self.meta.device else move(self, node, name)
 
@@ -203,12 +203,12 @@ class RemoteTensor(torch.Tensor):
 
 
 def described(node: Node, content: Sequence[Any]) -> RemoteTensor:
-    """Return the remote tensor for `content`, the description in a reply of worker `node`."""
+    """Return the remote tensor that the worker `node` describes in a reply by `content`."""
     number, shape, stride, *other_facts = content
     return RemoteTensor(Meta(tuple(shape), tuple(stride), *other_facts), Owned(node, number))
 
 
-# --- copies between workers and this process
+# --- functions that copy tensors between workers and this process
 
 
 class _Move(torch.autograd.Function):
@@ -293,7 +293,7 @@ def exchange(kind: str, parts: list[list[Any]], op: str | None = None, node: int
         worker.run(results, collective.run, [kind, part, nodes, device, op, node, changes])
 
 
-# --- operations
+# --- functions that run torch's operations on workers
 
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], node: Node | None = None) -> Any:

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
             hint="Start the script by `slurmddp controller`, which sets it.",
         )
 
-    # Ignore Ctrl-C, which is for the controller.
+    # Ignore Ctrl-C: it is meant for the controller, which ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments[0] == "--connect":
         _, host, port, world_size = arguments
@@ -126,7 +126,7 @@ def _start(arguments: Sequence[str], info: RankInfo) -> tuple[Callable[[], int],
         }
         command = [sys.executable, *arguments]
         script = process.start_bound(command, signal.SIGTERM, env=environment, pass_fds=[listener.fileno()])
-        # Pass Ctrl-C on to the script. It reaches this rank, too, which must continue.
+        # Pass Ctrl-C on to the script. It reaches this rank, too, which must continue to serve the script.
         signal.signal(signal.SIGINT, lambda number, _: script.send_signal(number))
 
         return script.wait, listener.getsockname()[:2]

@@ -88,7 +88,7 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_bytes(tensor: torch.Tensor) -> tuple[list[Any], memoryview]:
-    """Return what `from_bytes` needs to copy a tensor: dtype, shape and strides, and the bytes.
+    """Return a tensor as data for `from_bytes`: its dtype, shape and strides, and its bytes.
 
     The strides are those that torch gives to a copy of the tensor. If a CPU tensor has these strides already,
     the bytes share its memory.

@@ -158,7 +158,7 @@ def call(function: str, *args: Any, node: int, **kwargs: Any) -> Owned:
 
 
 class Event:
-    """A point in the sequence of a worker's commands, for which others can wait.
+    """A point in the sequence of a worker's commands, for which other workers and the script can wait.
 
     `remote.record_event(node=1)` creates it.
     """

@@ -41,7 +41,7 @@ class Worker:
         """The last number that this worker has drawn; its numbers are negative, the controller's are not."""
         self._unreported: CommandFailure | None = None
         self._operand: CommandFailure | None = None
-        """The failed operand of the command that is being decoded; None if no operand has failed."""
+        """The failure of an operand of the command that is being decoded; None if no operand has failed."""
         self._encoding = MessageEncoding(self._describe, ref=self._find)
         self._functions: dict[str, Any] = {"free": self._free, "put": self._put, "reply": self._reply}
         self._received: queue.SimpleQueue[tuple[str, memoryview]] = queue.SimpleQueue()

@@ -47,7 +47,7 @@ class Strategy(Protocol):
     """
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Return the module that the training calls in place of `model`, which is on `device`."""
+        """Return the module that the training calls in place of `model`, which is already on `device`."""
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Return a context whose backward passes do not average gradients over ranks."""

@@ -39,7 +39,7 @@ class CommHook:
     """The options on which the state depends. A state with other options can't be restored."""
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Register the hook's own hooks at the steps of `optimizer`; called once for each optimizer."""
+        """Register callbacks of this hook at the steps of `optimizer`; called once per optimizer."""
 
     def state_dict(self) -> State:
         """Return the state of the hook on this rank; empty if it has none."""
@@ -64,7 +64,7 @@ def _bf16(state: Any, bucket: Any) -> Any:
 # `wraps` copies the annotations of a hook of torch, because register_comm_hook checks them.
 @functools.wraps(post_localSGD_hook)
 def _exchange(hook: Any, bucket: Any) -> Any:
-    """Call the method `exchange` of `hook`, in the form of a function that torch accepts as a hook."""
+    """Call `hook.exchange`; this function has the form that torch requires of a communication hook."""
     return hook.exchange(bucket)
 
 
@@ -108,11 +108,11 @@ class PowerSgd(CommHook):
         self._device = next(model.parameters()).device
         self._loss_scale = loss_scale
         self._scales: dict[int, torch.Tensor] = {}
-        """By index of a bucket, the loss scale by which the bucket's error is multiplied; 1 without an
-        entry."""
+        """By index of a bucket, the loss scale by which its error is multiplied; 1 if it is missing."""
         self._before: dict[int, _BucketMemory] = {}
         """By index of a bucket, its error and factors before the first exchange after the last optimizer
-        step."""
+        step.
+        """
         self._stepped: set[int] = set()
         """The ids of the optimizers that have stepped since the last exchange."""
         model.register_comm_hook(self, _exchange)
@@ -125,7 +125,8 @@ class PowerSgd(CommHook):
 
         future = powerSGD_hook.powerSGD_hook(state, bucket)
         if self._device.type == "cpu":
-            # Wait here, because gloo's threads could start the messages of several buckets in any order.
+            # Wait for each exchange, because gloo's threads could start the messages of several buckets in
+            # any order.
             future.wait()
         return future
 

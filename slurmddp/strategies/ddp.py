@@ -121,8 +121,7 @@ class _StaticGraph(DistributedDataParallel):
         self.reducer._push_all_rebuilt_params()
         self.reducer._rebuild_buckets()
         self.knows_graph = False
-        """Whether the first forward pass has begun. In the first pass torch records the graph and averages
-        gradients."""
+        """Whether the first forward pass has begun, in which torch records the graph."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         self.knows_graph |= torch.is_grad_enabled()
@@ -218,10 +217,10 @@ class Ddp:
         self._check_options()
 
         self._hooks: list[tuple[nn.Module, CommHook, dict[str, Any]]] = []
-        """The hook of each wrapped model, and the hook's first state."""
+        """For each wrapped model, its communication hook and the hook's initial state."""
         self._sharded: list[ShardedOptimizer] = []
         self._averaged: dict[int, nn.Parameter] = {}
-        """By id, the parameters that required a gradient when their model was wrapped."""
+        """The parameters that required a gradient when their model was wrapped, by their ids."""
         self._loss_scale: Callable[[], torch.Tensor] | None = None
 
     def _check_options(self) -> None:

@@ -96,7 +96,7 @@ class Fsdp:
         return model
 
     def setup_optimizer(self, optimizer: Optimizer, model: nn.Module) -> Optimizer:
-        """Return `optimizer` unchanged.
+        """Return `optimizer` unchanged, after a check that it can step sharded parameters.
 
         Raises:
             ConfigError: torch's implementation of the optimizer can't step sharded parameters.

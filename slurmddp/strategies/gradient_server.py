@@ -122,9 +122,10 @@ class GradientServer:
         self.format = MessageFormat(parameters)
         self.staleness = Counter[int]()
         """By staleness, the number of applied gradients. The staleness is the clock of the gradient's rank
-        minus the clock that the slowest rank had when the gradient's rank got its weights."""
+        minus the clock that the slowest rank had when the gradient's rank got its weights.
+        """
         self._changed = threading.Condition()
-        """Lock of all attributes below; notified when clocks, gradients or the server's state change."""
+        """Condition for the attributes below; notified when clocks, gradients or the server change."""
         self._is_open = False
         self._clocks = dict.fromkeys(range(ranks), 0)
         """The steps of each rank that has not left."""
@@ -133,11 +134,11 @@ class GradientServer:
         self._waiting: dict[int, Values] = {}
         """By rank, gradients of the current clock that wait for the gradients of other ranks."""
         self._answer: torch.Tensor | None = None
-        """The message with the current weights; None: not packed yet."""
+        """The message with the current weights, for all ranks; None if it must be packed anew."""
         self._failed: tuple[int, str] | None = None
-        """A rank that failed, and the error."""
+        """The first rank that failed, and its error; None if no rank has failed."""
 
-    # Methods for the program of rank 0.
+    # Methods that rank 0's program calls.
 
     def open(self) -> None:
         """Copy rank 0's weights, optimizer state and settings to the server, unless it is open already."""
@@ -246,7 +247,7 @@ class GradientServer:
             return self._answer
 
     def leave(self, rank: int) -> None:
-        """Stop waiting for a rank, which has taken its last step.
+        """Record that a rank has taken its last step, so that other ranks no longer wait for it.
 
         With staleness 0 the later steps of other ranks fail, because they need the gradients of all ranks.
         """
@@ -258,7 +259,7 @@ class GradientServer:
                 self._changed.notify_all()
 
     def _lead(self, rank: int) -> int:
-        """Return by how many steps a rank is ahead of the slowest rank."""
+        """Return the number of steps by which a rank is ahead of the slowest rank."""
         return self._clocks[rank] - min(self._clocks.values())
 
     def _apply(self, gradients: Sequence[Values]) -> None:
@@ -280,7 +281,7 @@ class GradientServer:
         self._take_settings()
         share = len(gradients) / self._ranks
         if share == 1:
-            # Don't touch the learning rate here, so that optimizers without one work too.
+            # If all ranks take the step, leave the learning rate alone: some optimizers have none.
             self._optimizer.step()
             return
 

@@ -165,7 +165,7 @@ class _Replica:
     def __init__(self, optimizer: Optimizer, models: Sequence[nn.Module]) -> None:
         self.steps = 0
         self.is_apart = False
-        """Whether the weights may differ from the weights of other ranks."""
+        """Whether the weights of this rank may differ now from the weights of other ranks."""
         self._optimizer = optimizer
         self._all_models = models
 
@@ -182,7 +182,7 @@ class _Replica:
         return [buffer for buffer in self._models.buffers() if buffer.is_floating_point()]
 
     def begin(self) -> None:
-        """Prepare for a step of the optimizer; called before each step."""
+        """Do nothing; a subclass prepares for a step of the optimizer. Called before each step."""
 
     def agree(self) -> None:
         """Average the weights and buffers over all ranks, which call it after the same step."""
@@ -222,9 +222,10 @@ class _OuterReplica(_Replica):
         self._settings = outer
         self._outer: SGD | None = None
         """The outer optimizer; None before the first step, because until then a load may replace the
-        weights."""
+        weights.
+        """
         self._agreed: list[torch.Tensor] = []
-        """The weights after the last outer step."""
+        """The weights that all ranks had after the last outer step."""
 
     def begin(self) -> None:
         """Create the outer optimizer before the first step; before later steps, add new weights to it."""

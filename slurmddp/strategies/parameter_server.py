@@ -23,7 +23,10 @@ from slurmddp.strategies.replicas import Replicas, broadcast_from_rank_zero, col
 log = logging.getLogger(__name__)
 
 _IDLE = timedelta(days=365)
-"""How long the server waits for a rank's next step. Ranks that wait for slower ranks have a time-out."""
+"""Time-out of the server for the next step of a rank: in effect none.
+
+Ranks that wait for slower ranks have a time-out of their own.
+"""
 _MARGIN = timedelta(seconds=10)
 """Seconds by which a rank waits longer than the server, so that the server's error reaches it in time."""
 
@@ -306,5 +309,5 @@ def _start_thread(serve: Callable[..., None], rank: int, link: CountedLink) -> t
 
 
 def _as_list(counts: Counter[int]) -> list[int]:
-    """Return a list whose element i is the count of staleness i."""
+    """Return a list whose element i is the number of gradients of staleness i."""
     return [counts[missed] for missed in range(max(counts, default=-1) + 1)]

@@ -71,7 +71,7 @@ def collective_timeout() -> timedelta:
 
 
 def trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Return whether `optimizer` has a parameter of `model`."""
+    """Return whether `optimizer` steps any parameter of `model`."""
     ids = {id(parameter) for parameter in model.parameters()}
     return any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
 

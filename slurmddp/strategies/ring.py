@@ -60,7 +60,7 @@ def ddp_hook(algorithm: str = "ring") -> Callable[[Link, GradBucket], Averaged]:
 
         return operation.get_future().then(lambda done: done.value()[0])
 
-    # End the thread when the hook is deleted, or before the interpreter ends.
+    # End the thread when the hook is deleted, at the latest before the interpreter ends.
     weakref.finalize(average, queue.end)
     return average
 

@@ -24,7 +24,7 @@ class ShardedOptimizer(ZeroRedundancyOptimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a whole state; each rank keeps only the states of the parameters of its share."""
-        # Clear first: torch would keep the old state of a parameter that has no state in `state_dict`.
+        # Clear the old states first: torch would keep the state of a parameter that has none in `state_dict`.
         self.optim.state.clear()
         super().load_state_dict(state_dict)
 

@@ -61,6 +61,6 @@ _OPERATIONS = """
     _allgather_base allgather_into_tensor_coalesced _reduce_scatter_base reduce_scatter_tensor_coalesced
     alltoall_base
 """
-"""The operations of a group; the last two lines are the names of torch before 2.13."""
+"""The operations of a process group; the last two lines are their names in torch before 2.13."""
 for _name in _OPERATIONS.split():
     setattr(DeviceGroup, _name, _route(_name))

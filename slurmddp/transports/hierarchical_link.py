@@ -177,7 +177,8 @@ class _SubLink:
 def _host_of_this_rank() -> str:
     """Return a string that identifies the host and the network namespace of this rank.
 
-    So ranks in different network namespaces, such as nodes of the sandbox, count as ranks of different hosts.
+    With the namespace, ranks on different nodes of the sandbox, which share one machine, count as on
+    different hosts.
     """
     return f"{host_identity()}/{Path('/proc/self/ns/net').readlink()}"
 

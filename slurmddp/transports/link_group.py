@@ -44,7 +44,7 @@ COMBINE: dict[Any, Combine] = {
     ReduceOp.BOR: torch.Tensor.bitwise_or_,
     ReduceOp.BXOR: torch.Tensor.bitwise_xor_,
 }
-"""By reduction of torch, the function that reduces two tensors to one. For AVG, the sum is divided later."""
+"""By torch's reduction, the function that combines two tensors. For AVG, the sum is divided later."""
 
 
 class LinkGroup(NamedGroup):
@@ -81,7 +81,8 @@ class LinkGroup(NamedGroup):
         self._queue = OperationQueue()
         self._receives: deque[Operation] = deque()
         """Receives for which the program does not wait yet. They are not queued, so a later send may run
-        first."""
+        first.
+        """
         # End the thread with the group, and at exit: the interpreter would abort if it ended a thread within
         # torch's code.
         self._end = weakref.finalize(self, self._queue.end)
@@ -89,7 +90,7 @@ class LinkGroup(NamedGroup):
     def getBackendName(self) -> str:  # torch calls it by this name
         return type(self._link).__name__
 
-    # --- operations that reduce tensors
+    # --- methods that reduce tensors
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> distributed.Work:
         def run() -> None:
@@ -136,7 +137,7 @@ class LinkGroup(NamedGroup):
 
         return self._start("reduce_scatter", run, outputs, opts)
 
-    # --- operations that copy tensors
+    # --- methods that copy tensors
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> distributed.Work:
         def run() -> None:
@@ -238,7 +239,7 @@ class LinkGroup(NamedGroup):
 
         return self._start("barrier", run, [], opts)
 
-    # --- messages from one rank to another
+    # --- methods that send and receive messages from one rank to another
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> distributed.Work:
         self._refuse_tag(tag)
@@ -270,7 +271,7 @@ class LinkGroup(NamedGroup):
             f"{self.getBackendName()} can't receive from any rank: give the source (`src=`)."
         )
 
-    # --- the names of torch before 2.13
+    # --- names of these methods in torch before 2.13
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
@@ -278,7 +279,7 @@ class LinkGroup(NamedGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
-    # --- start, coalescing and end of operations and of the group
+    # --- methods that coalesce operations and that end the group
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Do nothing, because operations are not coalesced: they run one after the other."""
@@ -352,7 +353,8 @@ class LinkGroup(NamedGroup):
                 algorithm = ring if is_large else halving_doubling
                 algorithm(flat, self._link, _combine(opts))
         else:
-            # Call it only for its error, so that an unsupported reduction fails on a single rank, too.
+            # Look up the reduction for its error alone, so that an unsupported one fails on a single rank,
+            # too.
             _combine(opts)
 
         self._averaged(flat, opts)

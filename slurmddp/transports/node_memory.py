@@ -30,14 +30,16 @@ LINE_BYTES = 128
 _LINE_WORDS = LINE_BYTES // 8
 _CALLS = 8
 """Number of words after a rank's counter. They hold the calls of the rank's latest events; no rank is so many
-events ahead of another rank."""
+events ahead of another rank.
+"""
 _SPINS = 300
 """How often a waiting rank reads a word before it first yields its processor; this takes about 10 us."""
 _YIELDING_S = 200e-6
 """How long a rank only yields its processor before it begins to sleep; a sleep takes at least 60 us."""
 _LONGEST_SLEEP_S = 2e-3
 """The longest sleep between two reads. A read takes about 10 us, so a wait uses at most 1 % of a
-processor."""
+processor.
+"""
 
 
 class NodeMemory:
@@ -71,7 +73,7 @@ class NodeMemory:
         self.rank = rank
         self._timeout_s = timeout.total_seconds()
         self._places = {other: other * _LINE_WORDS for other in range(world_size) if other != rank}
-        """The indices of the other ranks' words."""
+        """The indices of the words in which the other ranks count their events."""
         self._own_place = rank * _LINE_WORDS
         self.first_word = world_size * _LINE_WORDS
         """The index of the first of the `extra_words`."""
@@ -133,7 +135,7 @@ class NodeMemory:
                 )
 
     def set(self, place: int, value: int) -> None:
-        """Set the word at index `place`; other ranks see it only after all earlier writes of this rank."""
+        """Set the word at index `place`; a rank that reads it also sees this rank's earlier writes."""
         self._fence()
         self.words[place] = value
 

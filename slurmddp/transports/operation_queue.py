@@ -16,7 +16,7 @@ from slurmddp.errors import RankFailure
 T = TypeVar("T")
 
 _NONE = timedelta()
-"""torch passes this time-out if the caller gives none; the time-out of the group is used then."""
+"""The time-out that torch passes if the caller gives none; the time-out of the group then takes its place."""
 _END_S = 1.0
 """The longest wait, in seconds, for the thread at the end of a group."""
 
@@ -67,13 +67,13 @@ class Operation(distributed.Work):
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Do the work. An error is kept, for `wait` to raise."""
+        """Do the work of the operation. `wait` raises an error of the work."""
         try:
             self._finish = call_link(self._run)
         except Exception as error:
             self._error = error
 
-        # Drop the function, because it refers to the tensors, and the caller may keep this handle for long.
+        # Drop the function: it refers to the tensors, and the caller may keep this handle for a long time.
         self._run = lambda: None
         self._done.set()
         if self._error is None:

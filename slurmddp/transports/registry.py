@@ -25,7 +25,7 @@ GROUP_OPERATIONS = ("allreduce", "broadcast", "allgather", "barrier")
 """Methods that a process group of a user must have, because a training calls them."""
 
 Create = Callable[[distributed.Store, int, int, timedelta], distributed.ProcessGroup]
-"""Builds the group of one rank: `create(store, rank, world_size, timeout)`."""
+"""Function that builds the process group of one rank: `create(store, rank, world_size, timeout)`."""
 
 
 def register_shm() -> None:
@@ -133,7 +133,10 @@ def _is_transport(name: str) -> bool:
 
 
 def _plugin(name: str) -> Any:
-    """Return torch's entry for a registered backend; since torch 2.14 its own backends have one, too."""
+    """Return the plugin that torch has registered for a backend, or None.
+
+    Since torch 2.14 its own backends are plugins, too.
+    """
     load = getattr(distributed.Backend, "_ensure_backend_registered", None)
     if load is not None:
         load(name)
@@ -166,7 +169,7 @@ def _of_torch(
     device: str, name: str, store: distributed.Store, rank: int, world_size: int, timeout: timedelta
 ) -> distributed.ProcessGroup:
     """Return a process group with torch's backend `name` for one type of device."""
-    # This group has no backend yet. One is registered for the device below.
+    # The new group has no backend yet; the lines below register one for the device.
     group = distributed.ProcessGroup(store, rank, world_size)
     plugin = _plugin(name)
     if plugin is not None:
@@ -196,7 +199,7 @@ def _plugin_options(
     options.group_size = group.size()
     options.timeout = timeout
     if device == "cuda" and hasattr(options, "process_group"):
-        # Otherwise NCCL in torch 2.15 takes the GPU that LOCAL_RANK names.
+        # Bind the group to the current GPU: NCCL in torch 2.15 would take the GPU that LOCAL_RANK names.
         group.bound_device_id = torch.device(device, torch.cuda.current_device())
         options.process_group = group
 

@@ -31,7 +31,8 @@ LEAST_SLOT_BYTES = 64 * 1024
 """The smallest size of a slot in bytes, used on many ranks. Smaller pieces would need too many rounds."""
 WHOLE_BYTES = 128 * 1024
 """If all ranks' tensors together have at most this size, each rank reduces the whole tensor: one wait instead
-of two."""
+of two.
+"""
 MESSAGE_BYTES = 64 * 1024
 """Size of a part of a message between two ranks; the memory has room for two parts per pair of ranks."""
 _SETS = 3
@@ -85,12 +86,13 @@ class SharedMemoryLink:
         self._views: dict[tuple[torch.dtype, int], list[tuple[list[torch.Tensor], list[torch.Tensor]]]] = {}
         self._calls: dict[tuple[Combine | str, torch.dtype, int], int] = {}
         """By operation, dtype and length, the number by which ranks check that all call the same
-        operation."""
+        operation.
+        """
         self._outgoing: dict[int, deque[_Message]] = {}
         """By receiver, the messages with parts that are not copied into the shared memory yet."""
         self._pushing = threading.Lock()
 
-    # --- collectives
+    # --- methods for collectives
 
     def all_reduce(self, flat: torch.Tensor, op: Any = ReduceOp.SUM) -> Any:
         """Reduce a tensor over all ranks, in place.
@@ -232,7 +234,7 @@ class SharedMemoryLink:
         views = [slot.view(piece.dtype)[: piece.numel()] for slot in slots]
         return views, [chunks(view, self.world_size)[self.rank] for view in views]
 
-    # --- messages from one rank to another
+    # --- methods for messages from one rank to another
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], object]:
         """Start to send a contiguous tensor to rank `to`.
