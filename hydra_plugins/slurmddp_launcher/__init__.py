@@ -1,1 +1,1 @@
-"""Hydra finds its plugins in this namespace."""
+"""Contain slurmddp's launcher for Hydra, which looks for plugins in the namespace `hydra_plugins`."""

@@ -44,13 +44,13 @@ ConfigStore.instance().store(
     provider="slurmddp",
 )
 _OF_A_SWEEP = ("hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweep", "hydra.mode", "hydra.run")
-"""The beginnings of overrides that belong to the sweep, not to a job."""
+"""Prefixes of overrides that belong to the sweep, not to a single job."""
 _IN_ONE_RUN = ("hydra.mode=RUN", 'hydra.run.dir="{run_dir}/hydra"')
-"""Overrides with which each rank runs the application once, whatever its config files contain."""
+"""Overrides with which a rank runs the application once, even if its config files ask for a sweep."""
 _READS_NUMBER = re.compile(r"hydra\s*[:.]\s*job\s*(?:\.\s*(?:num|id|\$)|[,}])")
 """Matches a reference to the number or id of the job, or to all of `hydra.job`."""
 _WAITS = ("hydra_plugins.hydra_optuna", "hydra_plugins.hydra_ax", "hydra_plugins.hydra_nevergrad")
-"""The beginnings of the import paths of sweepers that need the result of each job."""
+"""Prefixes of the import paths of sweepers that need the result of each job."""
 
 
 class SlurmddpLauncher(Launcher):
@@ -159,7 +159,7 @@ def _refuse_batches(config: DictConfig, jobs: Sequence[Job]) -> None:
     from slurmddp.errors import ConfigError
 
     batch_size = OmegaConf.select(config, "hydra.sweeper.max_batch_size")
-    # A smaller batch is the only one, or the last one.
+    # A batch below the largest size is the only or the last batch, after which nothing waits.
     if batch_size is None or len(jobs) < batch_size or jobs[0].launcher != "slurm":
         return
 
@@ -212,7 +212,7 @@ def _texts(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _files(config: DictConfig) -> Iterator[Path]:
-    """Yield the config files of the application."""
+    """Yield the paths of the application's config files, which decide about its jobs."""
     sources: Any = OmegaConf.to_container(config.hydra.runtime.config_sources)
     for source in sources:
         folders: list[str] = []
@@ -244,7 +244,7 @@ def _is_multirun(word: str) -> bool:
 
 
 def _main() -> list[str]:
-    """Return the beginning of this program's command line: a script, a module or a command."""
+    """Return the words that start this program, without its arguments: a script, a module or a command."""
     spec = sys.modules["__main__"].__spec__
     if spec is not None:
         return ["-m", spec.name.removesuffix(".__main__")]

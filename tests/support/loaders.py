@@ -42,7 +42,7 @@ def epoch_of(loader: DistributedLoader) -> list[list[Any]]:
 
 
 class Augmented(Dataset[Any]):
-    """Samples that draw from all three generators."""
+    """Data set whose samples draw random numbers from the generators of Python, torch and NumPy."""
 
     opened_by: int | None = None
 

@@ -1,4 +1,4 @@
-"""Prose of pages, wrapped so that a terminal and a comparison line by line can show it."""
+"""Wrap the prose of pages, so that a terminal and a comparison line by line can show it."""
 
 from __future__ import annotations
 

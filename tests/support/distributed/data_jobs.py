@@ -108,7 +108,7 @@ class Named(Dataset[Any]):
 
 
 class Paired(Named):
-    """The same samples as pairs, with torch's collate."""
+    """The samples of `Named` as pairs, which torch's default function collates."""
 
     collate = None  # type: ignore[assignment]
 

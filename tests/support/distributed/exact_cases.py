@@ -99,7 +99,7 @@ PLACES: dict[str, Callable[[random.Random, Case], Halt]] = {
 }
 
 CASES = [
-    # One interruption.
+    # Cases with one interruption.
     Case("after the first step", 2, "first", workers=2, scheduler="one-cycle"),
     Case("in the middle of an epoch", 4, "middle", scheduler="constant"),
     Case("at the end of an epoch", 1, "epoch-end", workers=2, accumulate=2, scheduler="restarts"),
@@ -107,22 +107,22 @@ CASES = [
     Case("in an evaluation", 2, "evaluation", scheduler="exponential"),
     Case("in an accumulation", 4, "accumulation", workers=2, accumulate=2),
     Case("killed", 4, "killed", scheduler="constant", log_every=3),
-    # Two.
+    # Cases with two interruptions.
     Case("two on one rank", 1, "killed next-epoch", workers=2, scheduler="restarts"),
     Case("two on two ranks", 2, "first accumulation", accumulate=3, scheduler="constant"),
     Case(
         "two on two ranks with workers", 2, "middle epoch-end", workers=2, scheduler="one-cycle", log_every=5
     ),
     Case("two on four ranks", 4, "evaluation next-epoch", workers=2, accumulate=2),
-    # Five.
+    # Cases with five interruptions.
     Case("five on one rank", 1, "first middle evaluation accumulation epoch-end", accumulate=2, log_every=3),
     Case("five on two ranks", 2, "start killed epoch-end next-epoch evaluation"),
     Case("five on four ranks", 4, "first middle killed accumulation epoch-end", workers=2, accumulate=2),
-    # Other ways to build the same.
+    # Cases of other models, data and strategies.
     Case("after every step", 1, "1 2 3 4 5 6 7 8 9 10 11", log_every=5),
     Case("small buckets", 4, "middle", strategy=(("name", "ddp"), ("bucket_mb", 0.02))),
     Case("unused parameters", 4, "middle", strategy=(("name", "ddp"), ("find_unused_parameters", True))),
-    # With states of the trainer itself.
+    # Cases in which the trainer itself has a state.
     Case(
         "averaged weights and skipped steps",
         2,

@@ -49,7 +49,7 @@ def history(options: dict[str, Any], ending: str) -> list[list[torch.Tensor]]:
 
 
 def one_of_two_optimizers_left_out() -> tuple[torch.Tensor, list[bool]]:
-    """Leave out a step of the second layer.
+    """Train two layers by an optimizer each, and leave out a step of the second layer's optimizer.
 
     Return the last errors, and for each layer whether they stayed.
     """

@@ -1,4 +1,4 @@
-"""Ranks that meet, each a thread, and other programs at their ports."""
+"""Let ranks, each in a thread, meet at a rendezvous, and let other programs listen on their ports."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ from slurmddp.errors import SlurmddpError
 from slurmddp.training.process_group.rendezvous import open_store
 
 WHO = threading.local()
-"""`WHO.rank` is the rank of a thread."""
+"""Data of each thread: `WHO.rank` is the rank that the thread plays."""
 
 
 def rank(number, world_size=2, launch_id="1.0.0", **changes):

@@ -1,4 +1,4 @@
-"""Accelerate, with a folder for each saved step."""
+"""Train by a loop on Accelerate, which saves its state into a folder for each saved step."""
 
 import progress
 import torch

@@ -1,4 +1,4 @@
-"""Lightning Fabric."""
+"""Train by a loop on Lightning Fabric, which saves and loads its own checkpoint."""
 
 import os
 

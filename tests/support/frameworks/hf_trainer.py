@@ -1,4 +1,4 @@
-"""The Trainer of Hugging Face transformers."""
+"""Train by the Trainer of Hugging Face transformers, which saves checkpoints by itself."""
 
 import json
 import os
@@ -10,32 +10,32 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 
 class Model(torch.nn.Module):
-    """One weight."""
+    """A linear model with one weight."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the loss."""
+        """Return the mean squared error as the loss."""
         return {"loss": (self.layer(x) - labels).square().mean()}
 
 
 class Steps(TrainerCallback):
-    """The first step, and the pace of all steps."""
+    """Callback that stores the first step of this training, and slows down its steps."""
 
     first = 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Note where the training begins."""
+        """Store the step at which the training begins."""
         self.first = state.global_step
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take the time of a step."""
+        """Wait as long as a step of this test is to last."""
         progress.pace()
 
 

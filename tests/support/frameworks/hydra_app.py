@@ -1,4 +1,4 @@
-"""An application of Hydra with its own configuration."""
+"""Train in an application of Hydra, which has its own configuration."""
 
 import os
 
@@ -9,7 +9,7 @@ from plain_torch import train
 
 @hydra.main(version_base=None, config_path="hydra_conf", config_name="app")
 def main(config: DictConfig) -> None:
-    """Train as one rank."""
+    """Train as one rank, with the settings of the application's configuration."""
     assert config.rate == 0.2
     train(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
 

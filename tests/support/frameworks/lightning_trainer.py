@@ -1,4 +1,4 @@
-"""Lightning's Trainer."""
+"""Train by Lightning's Trainer, with a callback that saves checkpoints."""
 
 import os
 
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Model(L.LightningModule):
-    """One weight."""
+    """A linear model with one weight."""
 
     first = 0
 
@@ -19,16 +19,16 @@ class Model(L.LightningModule):
         self.layer = torch.nn.Linear(1, 1)
 
     def on_train_start(self) -> None:
-        """Note where the training begins."""
+        """Store the step at which the training begins."""
         self.first = self.global_step
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
-        """Return the loss."""
+        """Return the loss of a batch."""
         progress.pace()
         return self.layer(batch[0]).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the optimizer."""
+        """Return the optimizer of the weight."""
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 

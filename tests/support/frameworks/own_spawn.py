@@ -9,7 +9,7 @@ EACH = 2
 
 
 def main(local_rank: int, node_rank: int, nodes: int) -> None:
-    """Be one of the ranks."""
+    """Train as one of the two ranks of a node."""
     train(node_rank * EACH + local_rank, local_rank, nodes * EACH)
 
 

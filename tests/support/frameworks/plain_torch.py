@@ -1,4 +1,4 @@
-"""Plain torch.distributed with the variables of torchrun."""
+"""Train by plain torch.distributed, whose ranks meet by the variables of torchrun."""
 
 import os
 

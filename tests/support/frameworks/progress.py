@@ -1,4 +1,4 @@
-"""The length of the training and the records of the framework scripts beside this file."""
+"""Decide how long the framework scripts beside this file train, and record which ranks have finished."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = Path(os.environ["SLURMDDP_RUN_DIR"], "own")
 FOLDER.mkdir(exist_ok=True)
 ATTEMPT = int(os.environ["SLURMDDP_ATTEMPT"])
 IS_LASTING = ATTEMPT == 0 and "SLURMDDP_EMULATED" not in os.environ
-"""On SLURM, the first attempt trains until it is interrupted."""
+"""Whether this attempt trains until it is interrupted, as the first attempt on SLURM does."""
 
 
 def last_step(first: int) -> int:
@@ -20,7 +20,7 @@ def last_step(first: int) -> int:
 
 
 def pace() -> None:
-    """Take time for a step of a lasting attempt."""
+    """Sleep half a second for each step of an attempt that trains until it is interrupted."""
     time.sleep(0.5 if IS_LASTING else 0)
 
 

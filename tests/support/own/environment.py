@@ -6,7 +6,7 @@ define("kubernetes", globals())
 
 
 class Kubernetes:
-    """The same as a class."""
+    """The environment `kubernetes` as a class with a method `__call__`."""
 
     def __call__(self, environ):
         return globals()["kubernetes"](environ)

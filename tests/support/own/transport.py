@@ -35,7 +35,7 @@ class Unbuildable(Messages):
 
 class HalfGroup(distributed.ProcessGroup):
     def allreduce(self, *arguments: object) -> None:
-        """Imitate an operation of a process group."""
+        """Do nothing: the only operation of a process group that lacks all others."""
 
 
 not_a_class = 3

@@ -25,7 +25,7 @@ from support.runs.taken_names import refusing_open
 
 
 class Pair:
-    """The connection to the other host."""
+    """The connection of this host to the other host, over a pair of sockets."""
 
     count = 2
 

@@ -1,4 +1,4 @@
-"""The processes of a run: agents and their ranks, found by their command line."""
+"""Find the processes of a run, agents and their ranks, by their command lines."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def steps_of(run: Path, rank: int) -> list[int]:
 
 
 def wait_for_steps(run: Path) -> None:
-    """Wait until both ranks wait for a signal."""
+    """Wait until both ranks have taken step WAITS_AT, after which they wait for a signal."""
     wait_until(lambda: all(len(steps_of(run, rank)) == WAITS_AT for rank in range(2)), f"steps of {run.name}")
 
 

@@ -1,4 +1,4 @@
-"""Accelerate, whose trigger passes a signal to all ranks; the script saves its state and returns."""
+"""Train by Accelerate, whose trigger passes a signal to all ranks; the script saves its state and returns."""
 
 import signal
 

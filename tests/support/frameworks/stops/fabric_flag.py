@@ -1,4 +1,4 @@
-"""Lightning Fabric, which reduces a flag of its handler; the script saves and returns."""
+"""Train by Lightning Fabric, which shares a signal handler's flag; the script saves and returns."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Plain torch with a handler that sets a flag (`flag`), or saves and leaves at once (`exit`)."""
+"""Train by plain torch, with a signal handler that sets a flag (`flag`), or saves and exits (`exit`)."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ file = steps.FOLDER / "saved.pt"
 
 
 def save() -> None:
-    """Save on rank 0."""
+    """Save the step on rank 0."""
     if os.environ["RANK"] == "0":
         torch.save({"step": step}, file.with_suffix(".new"))
         file.with_suffix(".new").replace(file)
@@ -27,12 +27,12 @@ def end() -> None:
 
 
 def flag(number: int, frame: FrameType | None) -> None:
-    """Note the signal."""
+    """Store the number of the signal, after which the loop saves and ends."""
     asked.append(number)
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """Save and leave."""
+    """Save, and exit from within the signal handler."""
     save()
     end()
 

@@ -1,4 +1,4 @@
-"""The Trainer of transformers, which saves just in time after SIGTERM and then returns."""
+"""Train by the Trainer of transformers, which saves just in time after SIGTERM and then returns."""
 
 import time
 
@@ -10,14 +10,14 @@ from transformers.trainer_utils import get_last_checkpoint
 
 
 class Model(torch.nn.Module):
-    """One weight."""
+    """A linear model with one weight."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the loss."""
+        """Return the mean squared error as the loss."""
         return {"loss": (self.layer(x) - labels).square().mean()}
 
 
@@ -28,7 +28,7 @@ class Steps(TrainerCallback):
     """
 
     def on_step_end(self, args: object, state: object, control: object, **kwargs: object) -> None:
-        """Note the step."""
+        """Record a step that has ended."""
         steps.taken(state.global_step)
         (jit,) = (
             callback

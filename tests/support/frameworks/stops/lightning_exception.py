@@ -1,4 +1,4 @@
-"""Lightning's Trainer, which saves in `on_exception` after Lightning's SIGTERM handler has run."""
+"""Train by Lightning's Trainer, which saves in `on_exception` after Lightning's SIGTERM handler has run."""
 
 import os
 
@@ -10,22 +10,22 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Model(L.LightningModule):
-    """One weight."""
+    """A linear model with one weight."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
-        """Return the loss."""
+        """Return the loss of a batch."""
         return self.layer(batch[0]).square().mean()
 
     def on_train_batch_end(self, outputs: object, batch: object, batch_idx: int) -> None:
-        """Note the step."""
+        """Record a step that has ended."""
         steps.taken(self.global_step)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the optimizer."""
+        """Return the optimizer of the weight."""
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 

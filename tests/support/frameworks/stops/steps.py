@@ -1,4 +1,4 @@
-"""The length of the training and the records of the scripts beside this file.
+"""Decide how long the scripts beside this file train, and record their steps.
 
 The first attempt takes a few steps and waits, so that all ranks get the signal in the same step: some
 frameworks start a collective in their handlers. A later attempt trains a few steps from the saved step on.
@@ -20,7 +20,7 @@ def last_step(first: int) -> int:
 
 
 def taken(step: int) -> None:
-    """Note that this rank has taken a step."""
+    """Record a step of this rank; from step WAITS_AT on, wait until the test creates the file `go`."""
     with (FOLDER / f"steps-{RANK}").open("a") as stream:
         stream.write(f"{step}\n")
     while step >= WAITS_AT and not (FOLDER / "go").exists():
