@@ -80,7 +80,7 @@ def factory(name: str) -> Callable[..., torch.Tensor]:
         placed: torch.Tensor = tensor
         return placed
 
-    # Python's error for a missing `node` shows this name.
+    # If `node` is missing, Python's TypeError shows this name.
     create.__qualname__ = f"remote.{name}"
     return create
 

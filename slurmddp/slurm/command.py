@@ -83,7 +83,7 @@ def run_command(
 def _output(
     process: subprocess.Popen[str], program: str, timeout_s: float, announce: Callable[[str], object]
 ) -> tuple[str, str]:
-    """Return the output and the error output; raise TimeoutExpired if the command hangs."""
+    """Return the output and the error output of a command; raise TimeoutExpired if the command hangs."""
     try:
         return process.communicate(timeout=min(timeout_s, _ANNOUNCED_AFTER_S))
     except subprocess.TimeoutExpired:

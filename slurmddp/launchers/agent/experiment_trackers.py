@@ -26,10 +26,10 @@ def tracker_environment(folder: RunFolder, environ: Mapping[str, str]) -> dict[s
     values = {
         "WANDB_RUN_ID": f"{name}-{digest[:6]}",
         "WANDB_RESUME": "allow",
-        # Comet takes 32 to 50 letters and digits.
+        # An id of Comet has 32 to 50 letters and digits.
         "COMET_EXPERIMENT_KEY": digest[:32],
     }
-    # Neptune takes up to 36 characters, and no id when it is offline.
+    # An id of Neptune has up to 36 characters; in its offline mode Neptune takes no id.
     if environ.get("NEPTUNE_MODE") != "offline":
         values["NEPTUNE_CUSTOM_RUN_ID"] = digest[:32]
 

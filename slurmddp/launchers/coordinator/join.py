@@ -40,7 +40,7 @@ class JoinWait:
     def poll(
         self, now: float, present: set[int], gone: Mapping[int, Failure]
     ) -> tuple[tuple[int, ...], Failure | None] | None:
-        """Decide whether the wait is over.
+        """Decide whether the wait for agents is over, and which agents then run ranks.
 
         Args:
             now: the time.

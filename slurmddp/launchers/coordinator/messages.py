@@ -187,7 +187,7 @@ class ReportStacks(Order):
 @dataclass(frozen=True, kw_only=True)
 class _OrderWithCode(Order):
     code: int
-    """An exit code."""
+    """The exit code that this order gives to the agent."""
 
 
 class OthersDone(_OrderWithCode):

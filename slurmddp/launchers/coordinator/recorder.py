@@ -17,10 +17,10 @@ class Recorder:
     """Writes the coordinator's records for people and for later attempts. This base class writes nothing."""
 
     def log(self, text: str) -> None:
-        """Write a line to the log."""
+        """Write a line to the log of node 0's agent."""
 
     def warn(self, text: str) -> None:
-        """Write a line to the log, and an event that `slurmddp status` shows as a warning."""
+        """Write a line to the agent's log, and an event that `slurmddp status` shows as a warning."""
 
     def awaits(self, nodes: str) -> None:
         """Record that the start of the ranks waits for `nodes`; an empty text records the end of the wait."""

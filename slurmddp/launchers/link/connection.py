@@ -108,7 +108,7 @@ class Connection:
         self._sealing: Seal | None = None
         self._opening: Seal | None = None
 
-        # Without Nagle's algorithm, so that each small message is sent at once.
+        # Switch off Nagle's algorithm, so that each small message is sent at once.
         if end.family in (socket.AF_INET, socket.AF_INET6):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

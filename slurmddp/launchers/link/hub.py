@@ -128,7 +128,7 @@ class Hub:
         return [node for node, peer in self._peers.items() if not peer.identity]
 
     def close(self, farewell: bool = True) -> None:
-        # One deadline for all farewells, so that the time does not grow with the number of members.
+        # All farewells share one deadline, so that the time does not grow with the number of members.
         deadline = time.monotonic() + _FAREWELL_S
         for peer in self._peers.values():
             if peer.connection and farewell:

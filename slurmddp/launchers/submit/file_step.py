@@ -172,7 +172,7 @@ class _Step:
         self._receiver.start()
 
     def start(self, start_s: float, timeout_s: float) -> None:
-        """Wait until all tasks run.
+        """Wait until all tasks of the step run.
 
         Args:
             start_s: seconds to wait.

@@ -109,7 +109,7 @@ class Cause:
 
     kind: FailureKind
     reason: str
-    """One phrase for people; empty if unknown."""
+    """The cause as one phrase for people; empty if it is not known."""
 
     @classmethod
     def of(cls, kind: FailureKind, detail: str = "") -> Cause:

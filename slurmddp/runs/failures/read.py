@@ -45,7 +45,7 @@ class Restart(Failure):
 
     @property
     def after(self) -> str:
-        """A phrase such as "after step 140"; empty if the step is not known."""
+        """A phrase with the last step before the failure, such as "after step 140"; empty if not known."""
         if self.reached is None:
             return ""
         return f"after step {self.reached}"

@@ -71,7 +71,7 @@ class RunFolder:
     attempts_file = _Entry("attempts.jsonl")
     metrics_file = _Entry("metrics.jsonl")
     loggers_dir = _Entry("loggers")
-    """Files of loggers."""
+    """The folder for files that loggers write, such as the events of TensorBoard."""
     tensorboard_dir = _Entry("loggers", "tensorboard")
     checkpoints_dir = _Entry("checkpoints")
     report_file = _Entry(REPORT_FILE)
@@ -193,7 +193,7 @@ class RunFolder:
         return self.is_stopped or self.is_cancelled or self.is_superseded(attempt)
 
     def config(self) -> dict[str, Any]:
-        """Return the resolved configuration.
+        """Return the resolved configuration of the run.
 
         Raises:
             RunNotFoundError: the folder has no config.yaml.

@@ -153,7 +153,7 @@ def measure(
 
 
 def in_order(times: Sequence[float | None]) -> list[float]:
-    """Return times that never decrease.
+    """Return times of events, corrected so that they never decrease even if a clock was set back.
 
     The longest sequence of times that never decreases is kept. Each other time, and each missing one, is
     replaced by the result before it. The sequence is found by patience sorting (C. Schensted, 1961), in
@@ -217,7 +217,8 @@ def read_goodput(folder: RunFolder, status: RunStatus, now: float) -> Goodput:
     logged: Mapping[int, LoggedStep] = {}
     gaps: Mapping[int, Sequence[Gap]] = {}
     needs_last_step = sum(attempt.is_open for attempt in attempts) > running
-    # metrics.jsonl may be long, so it is read only if something in it is needed.
+    # metrics.jsonl may be long, so read it only for gaps of the own trainer and for attempts without a
+    # recorded end.
     if is_own or needs_last_step:
         times = read_times(folder)
         if needs_last_step:

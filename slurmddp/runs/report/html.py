@@ -327,7 +327,7 @@ def _outcome(
 
 
 def _stopped(attempt: RecordedAttempt, failure: Failure | None) -> str:
-    """Return a text such as "stopped at a checkpoint (time limit)".
+    """Return a text about an attempt that was stopped, such as "stopped at a checkpoint (time limit)".
 
     If a script failed after it was asked to stop, its failure follows.
     """

@@ -288,7 +288,7 @@ def own_names(records: list[dict[str, Any]]) -> list[str]:
 
 
 def _kept(records: list[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
-    """Return, by step, the record with a numeric value of `key`; of several attempts the last one counts."""
+    """Return the records with a number under `key`, by step; if attempts share a step, the last counts."""
     kept: dict[int, dict[str, Any]] = {}
     for record in records:
         if _number(record.get(key)) is None:
