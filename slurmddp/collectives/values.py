@@ -38,8 +38,7 @@ _WIDER = {
     torch.complex64: torch.complex128,
 }
 """By dtype of a tensor, the dtype in which `reduce` sums for a mean. Its range is larger, so no sum
-overflows.
-"""
+overflows."""
 _LENGTH_BYTES = 8
 _CHUNK_BYTES = 64 << 20
 _HAS_ERROR = -1

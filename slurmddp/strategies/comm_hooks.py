@@ -111,8 +111,7 @@ class PowerSgd(CommHook):
         """By index of a bucket, the loss scale by which its error is multiplied; 1 if it is missing."""
         self._before: dict[int, _BucketMemory] = {}
         """By index of a bucket, its error and factors before the first exchange after the last optimizer
-        step.
-        """
+        step."""
         self._stepped: set[int] = set()
         """The ids of the optimizers that have stepped since the last exchange."""
         model.register_comm_hook(self, _exchange)

@@ -122,8 +122,7 @@ class GradientServer:
         self.format = MessageFormat(parameters)
         self.staleness = Counter[int]()
         """By staleness, the number of applied gradients. The staleness is the clock of the gradient's rank
-        minus the clock that the slowest rank had when the gradient's rank got its weights.
-        """
+        minus the clock that the slowest rank had when the gradient's rank got its weights."""
         self._changed = threading.Condition()
         """Condition for the attributes below; notified when clocks, gradients or the server change."""
         self._is_open = False

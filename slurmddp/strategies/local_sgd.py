@@ -222,8 +222,7 @@ class _OuterReplica(_Replica):
         self._settings = outer
         self._outer: SGD | None = None
         """The outer optimizer; None before the first step, because until then a load may replace the
-        weights.
-        """
+        weights."""
         self._agreed: list[torch.Tensor] = []
         """The weights that all ranks had after the last outer step."""
 

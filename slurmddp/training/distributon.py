@@ -180,7 +180,7 @@ class Distributon:
         self._known_folders: set[Path] = set()
         """Checkpoint folders that were already checked for checkpoints of other programs."""
 
-    # Methods that start and end the training.
+    # Start and end of the training.
 
     @overload
     def launch(self, /) -> Distributon: ...
@@ -314,7 +314,7 @@ class Distributon:
             self._resumed = None
         self._session.end(error)
 
-    # Properties of this process: its rank, node and device.
+    # Rank, node and device of this process.
 
     @property
     def rank(self) -> int:
@@ -362,7 +362,7 @@ class Distributon:
         """True on rank 0 only, for work that one process does: print, write a file."""
         return self.rank == 0
 
-    # Methods that prepare models, optimizers and data loaders.
+    # Models, optimizers and data loaders.
 
     @overload
     def setup_model(self, model: nn.Module, /) -> nn.Module: ...
@@ -590,7 +590,7 @@ class Distributon:
         self._loaders += loaders
         return loaders if more else loaders[0]
 
-    # Methods that the training loop calls in its steps.
+    # Calls in the steps of the training loop.
 
     def backward(self, loss: torch.Tensor, *, accumulate: int = 1) -> None:
         """Compute the gradients of `loss / accumulate`, averaged over all ranks.
@@ -753,7 +753,7 @@ class Distributon:
             self._scaler.unscale(parameters)
         return gradient_norm(parameters, max_norm)
 
-    # Methods by which ranks exchange values and wait for each other.
+    # Values and waits between ranks.
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
         """Return a tensor reduced over all ranks, for metrics. All ranks call it.
@@ -886,7 +886,7 @@ class Distributon:
             _require_above(-1, "step", step, "Give the number of completed optimizer steps.")
             journal.metrics(int(step), numbers(metrics))
 
-    # Methods that save and load checkpoints.
+    # Saves and loads of checkpoints.
 
     @shown_as("saving")
     def save(

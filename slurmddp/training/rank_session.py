@@ -41,8 +41,7 @@ from slurmddp.training.stopping.stop_controller import StopController
 
 _DRAIN_S = 0.1
 """Seconds to wait after the end of a gloo group. Its threads release the last gradients a moment later and
-need the interpreter for that. A process that exits earlier dies of std::terminate (torch 2.13).
-"""
+need the interpreter for that. A process that exits earlier dies of std::terminate (torch 2.13)."""
 
 
 class RankSession:

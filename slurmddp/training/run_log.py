@@ -168,8 +168,7 @@ class Milestones:
 
     _counted: ClassVar[set[tuple[str, int]]] = set()
     """Run folder and attempt of each first step that was recorded without `open`. A program may train twice,
-    but the attempt has only one first step.
-    """
+    but the attempt has only one first step."""
 
     def __init__(self, run: RunContext, start_up: StartupTimer) -> None:
         self._run = run

@@ -81,8 +81,7 @@ class LinkGroup(NamedGroup):
         self._queue = OperationQueue()
         self._receives: deque[Operation] = deque()
         """Receives for which the program does not wait yet. They are not queued, so a later send may run
-        first.
-        """
+        first."""
         # End the thread with the group, and at exit: the interpreter would abort if it ended a thread within
         # torch's code.
         self._end = weakref.finalize(self, self._queue.end)

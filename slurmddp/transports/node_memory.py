@@ -30,16 +30,14 @@ LINE_BYTES = 128
 _LINE_WORDS = LINE_BYTES // 8
 _CALLS = 8
 """Number of words after a rank's counter. They hold the calls of the rank's latest events; no rank is so many
-events ahead of another rank.
-"""
+events ahead of another rank."""
 _SPINS = 300
 """How often a waiting rank reads a word before it first yields its processor; this takes about 10 us."""
 _YIELDING_S = 200e-6
 """How long a rank only yields its processor before it begins to sleep; a sleep takes at least 60 us."""
 _LONGEST_SLEEP_S = 2e-3
 """The longest sleep between two reads. A read takes about 10 us, so a wait uses at most 1 % of a
-processor.
-"""
+processor."""
 
 
 class NodeMemory:

@@ -31,8 +31,7 @@ LEAST_SLOT_BYTES = 64 * 1024
 """The smallest size of a slot in bytes, used on many ranks. Smaller pieces would need too many rounds."""
 WHOLE_BYTES = 128 * 1024
 """If all ranks' tensors together have at most this size, each rank reduces the whole tensor: one wait instead
-of two.
-"""
+of two."""
 MESSAGE_BYTES = 64 * 1024
 """Size of a part of a message between two ranks; the memory has room for two parts per pair of ranks."""
 _SETS = 3
@@ -86,8 +85,7 @@ class SharedMemoryLink:
         self._views: dict[tuple[torch.dtype, int], list[tuple[list[torch.Tensor], list[torch.Tensor]]]] = {}
         self._calls: dict[tuple[Combine | str, torch.dtype, int], int] = {}
         """By operation, dtype and length, the number by which ranks check that all call the same
-        operation.
-        """
+        operation."""
         self._outgoing: dict[int, deque[_Message]] = {}
         """By receiver, the messages with parts that are not copied into the shared memory yet."""
         self._pushing = threading.Lock()

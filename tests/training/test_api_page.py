@@ -186,7 +186,7 @@ def test_the_arguments_of_the_class_are_those_of_its_constructor() -> None:
 
 def test_every_member_stands_in_a_group() -> None:
     groups = list(dict.fromkeys(one.group for one in METHODS))
-    assert groups[:2] == ["Start and end", "This process"]
+    assert groups[:2] == ["Start and end of the training", "Rank, node and device of this process"]
     assert len(groups) >= 6 and all(groups)
 
 

@@ -35,8 +35,7 @@ class HostView:
     """The type of the mount, such as nfs4; empty if it is not known."""
     seen_s: Mapping[str, float | None]
     """Seconds until the host saw the slowest change of another host; None: not within the limit. Keys: name,
-    open and listing (ways to look for a new file), grown, replaced, removed (changes of a file).
-    """
+    open and listing (ways to look for a new file), grown, replaced, removed (changes of a file)."""
     unseen: tuple[str, ...] = ()
     """Keys of changes that the host did not see even after it had touched the folder."""
 
@@ -75,8 +74,7 @@ class FileSystem:
     """Number of new names that more than one host created (O_EXCL and mkdir)."""
     flock: str
     """excludes: a lock of one host keeps the other hosts out. one host: each host gets the lock. unsupported:
-    no host gets a lock.
-    """
+    no host gets a lock."""
     fcntl: str
     """The same for locks of fcntl, which other programs use."""
     hard_links: bool

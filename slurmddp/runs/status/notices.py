@@ -19,8 +19,7 @@ class Notice:
 
     kind: Literal["stalled", "slow", "places", "warned"]
     """stalled: a rank hangs. slow: a rank is slower than the others. places: ranks have restarted on other
-    nodes. warned: the attempt has recorded a warning.
-    """
+    nodes. warned: the attempt has recorded a warning."""
     text: str
 
 

@@ -35,12 +35,10 @@ class Limits:
     """The longest time limit of a job, in minutes."""
     max_tres: Mapping[str, int] = field(default_factory=dict)
     """The largest amount of each resource for one job, by SLURM's name of the resource: `node`, `cpu`,
-    `gres/gpu`.
-    """
+    `gres/gpu`."""
     grp_tres: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """For each resource, the largest amount for all running jobs together, and who sets this limit: the
-    owner, or an account above it.
-    """
+    owner, or an account above it."""
     max_submit: int | None = None
     """The largest number of jobs that one user may have in the queue."""
     flags: frozenset[str] = frozenset()

@@ -20,7 +20,7 @@ class Finding:
     remedy: str
     """Sentences about the key to change, and how to change it."""
     limit: str = ""
-    """SLURM's name of the limit, such as MaxTime; only for a limit that sbatch does not check, else empty."""
+    """SLURM's name of the limit, such as MaxTime, if sbatch queues jobs that exceed it; otherwise empty."""
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}: {self.site}. {self.remedy}"

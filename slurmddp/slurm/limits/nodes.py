@@ -29,8 +29,7 @@ class NodeGroup:
     memory_mb: int
     gpus: tuple[tuple[str, int], ...] = ()
     """Type and number of the GPUs of each node, one pair for each type; the type is empty if SLURM names
-    none.
-    """
+    none."""
     features: tuple[str, ...] = ()
     state: str = "idle"
     reserved_cpus: int = 0

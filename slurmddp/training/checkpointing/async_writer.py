@@ -35,8 +35,7 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.05
 _TEXTS_BYTES = 1 << 20
 """Bytes to allocate in addition to the tensors, for plain values and metadata. If these need more, the memory
-is allocated again.
-"""
+is allocated again."""
 _LEAVE_S = 30.0
 """Seconds to wait at the end for the exit of an idle writer."""
 _EXIT_S = 1.0

@@ -81,8 +81,7 @@ class Checkpointer:
     pace: SnapshotInterval
     chosen: dict[Path, int] = field(default_factory=dict)
     """By checkpoint folder, the step that the program chose in its last load. Removed by the next save, and
-    by a load of the newest checkpoint.
-    """
+    by a load of the newest checkpoint."""
     known_metrics: set[str] = field(default_factory=set)
     """The names of metrics that a save had, or whose absence was logged."""
 

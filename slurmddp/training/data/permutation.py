@@ -18,8 +18,7 @@ from slurmddp.errors import ConfigError
 ROUNDS = 6
 """Luby and Rackoff need 4 rounds with ideal round functions ("How to construct pseudorandom permutations from
 pseudorandom functions", 1988). These round functions are only simple mixers, so the network has two more
-rounds.
-"""
+rounds."""
 
 MAX_SAMPLES = 1 << 48
 

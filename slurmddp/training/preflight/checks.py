@@ -60,8 +60,7 @@ class NodeFault:
     """The remedy, as a sentence."""
     fault: str = NODE
     """The cause. NODE: the check would pass on another node. RUN: it would fail on every node. NOBODY: the
-    finding is a warning, and the training starts.
-    """
+    finding is a warning, and the training starts."""
 
     @property
     def sentence(self) -> str:

@@ -183,8 +183,7 @@ class _Preflight:
         self._began = time.monotonic()
         self._continued = 0.0
         """The time, by rank 0's clock, of its last decision that let all ranks continue. Ranks make their
-        next answers after this time.
-        """
+        next answers after this time."""
         self._files: dict[str, Any] = {}
         """The measured file system of the run folder; empty on all ranks but rank 0."""
 

@@ -64,8 +64,7 @@ class SpikeGuard:
         """The step of the checkpoint that the last rollback loaded."""
         self.left_out = 0
         """Number of steps whose data the rollbacks have left out. The position in the data is that many steps
-        ahead of the step number.
-        """
+        ahead of the step number."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the guard as plain values."""
