@@ -28,7 +28,7 @@ BY_LISTING = {
 
 @dataclass(frozen=True, kw_only=True)
 class HostView:
-    """How soon one host saw the changes that other hosts made to files."""
+    """The delays after which one host saw changes that other hosts made to files."""
 
     host: str
     kind: str = ""
