@@ -56,7 +56,7 @@ class _Pending:
 
 @dataclass(frozen=True)
 class Keep:
-    """The choice of checkpoints to keep after a save: the arguments `keep_last` and `keep_best` of `publish`."""
+    """The checkpoints to keep after a save, by the arguments `keep_last` and `keep_best` of `publish`."""
 
     keep_last: int
     keep_best: Best | None
