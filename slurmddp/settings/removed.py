@@ -32,5 +32,5 @@ def removed_torchrun() -> ConfigError:
     return ConfigError(
         f"`{REMOVED_TORCHRUN}` is no longer a setting: torchrun runs like any other command.",
         hint="Write `slurmddp run -n 1 -- torchrun --standalone --nproc-per-node=N FILE.py`; "
-        "docs/guides/own-script.md shows the command for several nodes.",
+        "docs/guides/torchrun.md shows the command for several nodes.",
     )

@@ -36,6 +36,17 @@ def test_prose_is_wrapped(page: Path) -> None:
     assert [(number, line) for number, line in prose(page.read_text()) if len(line) > COLUMNS] == []
 
 
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "guides").glob("*.md")), ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_a_guide_names_the_folder_of_its_commands(page: Path) -> None:
+    text = page.read_text()
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.M | re.S)
+    has_commands = re.search(r"^(salloc .*)?slurmddp ", "\n".join(blocks), flags=re.M)
+    names_folder = re.search(r"(folder\s+of\s+your\s+project|any\s+folder|a\s+folder\s+without)", text)
+    assert names_folder or not has_commands, "write `Type the commands in the folder of your project`"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_table_cells_are_short(page: Path) -> None:
     rows = [line for line in page.read_text().splitlines() if line.startswith("|")]

@@ -1,6 +1,6 @@
 """Each small program of `support.foreign_programs` by torchrun and by an agent: the ranks do the same.
 
-What differs is a line of docs/guides/own-script.md, and stands in the table of the programs.
+What differs is a line of docs/guides/torchrun.md, and stands in the table of the programs.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def test_a_program_does_what_it_does_under_torchrun(
             replace(result, files=dict.fromkeys(result.files, "")) for result in (torchrun, slurmddp)
         )
     if program.differs:
-        assert program.differs in (ROOT / "docs" / "guides" / "own-script.md").read_text()
+        assert program.differs in (ROOT / "docs" / "guides" / "torchrun.md").read_text()
         assert [program.result.splitlines()] * program.ranks == slurmddp.printed
         assert torchrun.printed != slurmddp.printed, "the table names a difference that is gone"
         slurmddp = replace(slurmddp, printed=torchrun.printed)

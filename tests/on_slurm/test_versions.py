@@ -1,4 +1,4 @@
-"""Differences between SLURM 22.05, 24.11 and 26.05, and equal results: a table of docs/guides/cluster.md."""
+"""Differences between SLURM 22.05, 24.11 and 26.05, and equal results: docs/internals/slurm-versions.md."""
 
 from __future__ import annotations
 

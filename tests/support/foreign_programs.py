@@ -30,7 +30,7 @@ class ForeignProgram:
     draws: bool = False
     """Whether its files contain random numbers, which must differ between all ranks and both launchers."""
     differs: str = ""
-    """The line of docs/guides/own-script.md that explains why slurmddp differs; its result is `result`."""
+    """The line of docs/guides/torchrun.md that explains why slurmddp differs; its result is `result`."""
     result: str = ""
     """The output of each rank under slurmddp, if it differs."""
     file: str = "program.py"

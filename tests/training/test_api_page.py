@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "reference" / "api.md"
 HEAD = """# The API
 
 This page is generated from the docstrings of `slurmddp/training/distributon.py` and
-`slurmddp/training/data/distributed_loader.py`. [own-script.md](../guides/own-script.md) shows the
+`slurmddp/training/data/distributed_loader.py`. [own-loop.md](../guides/own-loop.md) shows the
 calls in whole programs. Pass the parameters before `/` by position, and the parameters after `*` by
 name. The errors are classes of `slurmddp.errors`.
 

@@ -1,7 +1,7 @@
 """Read iterable data: each reader gets its share, and the position of each reader is saved.
 
-A reader is a rank, or a loader worker of a rank. docs/guides/data.md describes the methods of a
-data set.
+A reader is a rank, or a loader worker of a rank. docs/guides/iterable-data.md describes the
+methods of a data set.
 Worker w is reader w in every attempt, because data sets divide themselves by `get_worker_info().id`. torch
 takes batches from its workers in turn, from worker 0 on. When a resume has to begin with a later reader, the
 readers before it give one empty batch first, which the rank drops.

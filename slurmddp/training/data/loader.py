@@ -191,7 +191,7 @@ def _warn_of_undivided_stream(loader: DataLoader[Any], info: RankInfo) -> None:
         log.warning(
             "%s is iterable and has no method set_share(part, parts). Unless it divides itself by its rank "
             "and by get_worker_info(), each of its %d readers trains all samples. Give it set_share: see "
-            "docs/guides/data.md, Iterable data.",
+            "docs/guides/iterable-data.md.",
             type(loader.dataset).__name__,
             readers,
         )

@@ -278,7 +278,7 @@ class Training:
                 "loss",
                 "With loss=null, the loss of a step is the mean of the means of its batches. Some targets of "
                 "this data don't count (-100), so a batch with few targets weighs as much as other batches. "
-                "Name a loss that returns a sum and a count: see docs/guides/data.md, Batches.",
+                "Name a loss that returns a sum and a count: see docs/guides/loss.md.",
             )
 
     def take_step(self, batches: Iterator[Any]) -> None:
