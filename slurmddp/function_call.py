@@ -34,7 +34,7 @@ def main(command_line: Sequence[str]) -> None:
 
 
 def _store(value: Any, folder: RunFolder) -> None:
-    """Write the result of a run into its folder, and remove an earlier result in the other format.
+    """Write the function's return value into the run folder; remove a return value in the other format.
 
     The format is JSON for a value that JSON restores exactly, else pickle.
     """
@@ -53,7 +53,7 @@ def _store(value: Any, folder: RunFolder) -> None:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether JSON restores a value with equal types, for example with lists but no tuples."""
+    """Return whether JSON restores a value with equal types; False for tuples, which would become lists."""
     if type(value) is list:
         return all(map(is_plain, value))
     if type(value) is dict:

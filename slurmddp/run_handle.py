@@ -180,7 +180,7 @@ class Run:
         return SlurmddpError(f"{self.name} did not finish ({status.state}): {reason}", hint=hint)
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for the end of the run, and return what its function returned on rank 0.
+        """Wait for the end of the run, and return the return value of its function on rank 0.
 
         Args:
             timeout_s: the longest wait, in seconds; None: no limit.

@@ -1,1 +1,1 @@
-"""The batch step: what a job does before and after its ranks; standard library alone, Python 3.8 or later."""
+"""The code that a job runs before and after its ranks; it needs only the standard library of Python 3.8."""

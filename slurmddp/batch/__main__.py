@@ -38,7 +38,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     if command == "begin":
         from slurmddp.batch.begin import begin
 
-        # A signal must not end `begin`: the ranks are started even then, and get SLURM's signals themselves.
+        # `begin` ignores SLURM's signals: the batch script then still starts the ranks, and the ranks handle
+        # the signals.
         for number in _STOPS:
             signal.signal(number, _do_nothing)
         job = SlurmJob(environ, log=_log_to_stderr, names=names)
@@ -62,7 +63,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     elif command == "first-node-lost":
         from slurmddp.batch.first_node import first_node_lost
 
-        # When SLURM grants the requeue, it signals this process, which then still has to send the exclusions.
+        # When SLURM grants the requeue, it signals this process. The process ignores the signal, because it
+        # must then still exclude the failed nodes from the job.
         for number in _STOPS:
             signal.signal(number, signal.SIG_IGN)
         first_node_lost(attempt, SlurmJob(environ, log=_log, names=names))
@@ -74,7 +76,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _end(attempt: Attempt, job: SlurmJob, code: str, terminated: str) -> int:
-    """Conclude an attempt and return the exit code of the batch script.
+    """Record how an attempt ended, requeue the job if it is due, and return the batch script's exit code.
 
     Args:
         attempt: the attempt.
@@ -102,7 +104,7 @@ def _log(text: str, descriptor: int = 1) -> None:
 
 
 def _log_to_stderr(text: str) -> None:
-    """Write a line to stderr, because the batch script evaluates what `begin` prints to stdout."""
+    """Write a log line to stderr, because the batch script evaluates the stdout of `begin` as shell code."""
     _log(text, 2)
 
 

@@ -29,14 +29,14 @@ from slurmddp.runs.folder.late_files import is_there, look_again, names_in, read
 from slurmddp.runs.folder.layout import RunFolder
 
 _LATE_S = (1, 2, 3)
-"""Pauses, in seconds, between the looks for a file that a shared file system may show late."""
+"""Pauses, in seconds, between reads of a file that a shared file system may show late."""
 
 
 class BatchSettings(NamedTuple):
-    """A job's settings for the batch step, as `job.json` holds them since the submission."""
+    """The settings of the batch step, read from the file `job.json` that the submission wrote."""
 
     name: str
-    """The job's name in the tokens of its submissions."""
+    """The name of the run's SLURM jobs, which is also part of the token of each submission."""
     project: str
     """The project folder."""
     nodes: int
@@ -92,7 +92,7 @@ class Attempt:
     def __init__(
         self, folder: RunFolder, number: int, settings: BatchSettings, job_id: str, log: Callable[[str], None]
     ) -> None:
-        """Set what identifies the attempt; read and write nothing.
+        """Store the identity of the attempt; read and write no file.
 
         Args:
             folder: the run folder.
@@ -111,7 +111,9 @@ class Attempt:
         self._start_file = self.log_dir / "start.json"
 
     def start(self, node_list: str, restart_count: int) -> None:
-        """Record the start and the newest saves in `start.json`; add the event `started` and run its command.
+        """Write `start.json` and the event `started`, and run the command of `policy.on_event`.
+
+        `start.json` holds the start time and the newest checkpoint, for the comparison by `has_progressed`.
 
         Args:
             node_list: the nodes of the job, as a host list.
@@ -138,11 +140,11 @@ class Attempt:
 
     @property
     def start_time(self) -> float:
-        """When the attempt started, in epoch seconds; 0 if that was not recorded."""
+        """The start of the attempt in epoch seconds; 0 if no start was recorded."""
         return float(self._read_start().get("time", 0))
 
     def has_progressed(self) -> bool:
-        """Decide whether the run has a newer checkpoint or changed files since the attempt started."""
+        """Decide whether the run has a newer checkpoint or newly saved files since the attempt started."""
         start = self._read_start()
         return progressed(Saved(start.get("step", 0), start.get("files", "")), self._saved())
 
@@ -211,7 +213,7 @@ class Attempt:
         return self.folder.silent_nodes(self.number, self.settings.nodes)
 
     def replaced_nodes(self) -> list[int]:
-        """Return the indexes of the silent nodes that a restart of the ranks left out (event `continued`)."""
+        """Return the indexes of the nodes without an exit code that a restart of the ranks left out."""
         without = {node for event in self._events("continued") for node in event["without"]}
         return [node for node in self.silent_nodes() if node in without]
 
@@ -282,7 +284,7 @@ class Attempt:
         lost: Mapping[int, str],
         is_revised: bool = False,
     ) -> None:
-        """Append the `ended` event.
+        """Append the event `ended` to the events of the run.
 
         Args:
             outcome: the outcome of the attempt.

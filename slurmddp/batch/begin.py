@@ -1,4 +1,4 @@
-"""Before the ranks: claim an attempt, or start nothing if the run is over or another job trains it."""
+"""Claim an attempt before the ranks start; start nothing if the run is over or another job trains it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from slurmddp.slurm.command_output import parse_time
 from slurmddp.slurm.job_script import may_be_of, script_of
 
 _TURNS = ("submitted", "started", "ended")
-"""Events after which a run is waiting, running or over."""
+"""The events by which a run changes to waiting, running or over."""
 _SIGNALS_ALL = "proctrack/linuxproc"
-"""The ProctrackType with which SLURM signals every process of a step; with others it signals only tasks."""
+"""With this ProctrackType SLURM signals every process of a step; with any other type only the tasks."""
 _SLURM_ID = re.compile(r"\d+(_\d+)?")
 """The id of a job, or of an element of an array; local runs have other ids."""
 _OVER = ("finished", "failed", "config", "no_progress")
@@ -176,7 +176,8 @@ def _leaves_failed_nodes(
 
     exclusions.choose()
     # When SLURM grants the requeue, it sends SIGTERM to this process and to the commands that this process
-    # has started. They must ignore it, because the exclusions can be sent only after the requeue.
+    # has started. They must ignore it, because SLURM accepts a change of the job's excluded nodes only after
+    # the requeue.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     reply = job.scontrol("requeue", job.id)
     if reply.code == 0:

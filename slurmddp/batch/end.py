@@ -1,4 +1,4 @@
-"""After the ranks: find out how the attempt ended, record it, and requeue or resubmit a job that is due."""
+"""Find out how an attempt ended after its ranks, record the outcome, and requeue or resubmit the job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slurmddp.errors import (
 from slurmddp.runs.folder.late_files import is_there
 
 _LONGEST_WAIT_S = 600.0
-"""Seconds that the batch script waits at most until SLURM ends it (`_await_slurm`)."""
+"""The longest wait of `_await_slurm`, in seconds."""
 _CODES_OF_RANKS = {
     EXIT_FINISHED, EXIT_STOPPED, EXIT_UNHEALTHY_NODE, EXIT_CONFIG, EXIT_NO_PROGRESS, *range(128, 256)
 }  # fmt: skip
@@ -30,10 +30,10 @@ _CODES_OF_RANKS = {
 
 
 class AttemptEnd:
-    """The conclusion of one attempt: records failed nodes and the outcome, requeues or resubmits the job."""
+    """Ends one attempt: records the failed nodes and the outcome, then requeues or resubmits the job."""
 
     def __init__(self, attempt: Attempt, job: SlurmJob, *, terminated: bool = False) -> None:
-        """Prepare the end of `attempt`, which ran in `job`.
+        """Store the attempt and its job; record nothing yet.
 
         Args:
             attempt: the attempt.
@@ -47,7 +47,7 @@ class AttemptEnd:
         self._exclusions = Exclusions(attempt.folder, job, attempt.settings, start_time=attempt.start_time)
 
     def conclude(self, code: int | None) -> int:
-        """Decide and record the outcome of the attempt, and requeue or resubmit a job that is to run again.
+        """Decide and record the outcome of the attempt, and requeue or resubmit the job if the run continues.
 
         Args:
             code: the exit code of the subshell with the setup lines and srun; None if bash could not read
@@ -90,7 +90,7 @@ class AttemptEnd:
             return self.carry_out(srun_code, has_progressed=False)
 
         self._find_failed_nodes()
-        # SLURM has requeued the job and soon ends this process, so the exclusions are sent at once.
+        # SLURM has requeued the job and soon ends this process, so the failed nodes are excluded at once.
         if job.state == requeue_policy.REQUEUED:
             self._exclusions.choose()
             self._exclusions.send()
@@ -152,7 +152,7 @@ class AttemptEnd:
         lost: Mapping[int, str] | None = None,
         may_requeue: bool = True,
     ) -> requeue_policy.Outcome:
-        """Decide and record the outcome of the attempt, and requeue or resubmit a job that is to run again.
+        """Decide and record the outcome of the attempt, and requeue or resubmit the job if the run continues.
 
         Args:
             code: the exit code of the attempt.
@@ -162,7 +162,7 @@ class AttemptEnd:
             may_requeue: whether SLURM may requeue the job; otherwise a new job is submitted.
 
         Returns:
-            The outcome. Its `next` is what was done: `none`, `requeue` or `resubmit`.
+            The outcome. Its `next` is the action that was taken: `none`, `requeue` or `resubmit`.
         """
         attempt = self._attempt
         job = self._job
@@ -208,7 +208,7 @@ class AttemptEnd:
         return self._attempt.decide(code, self._job.state, has_progressed, near_limit=near_limit)
 
     def _run_again(self, outcome: requeue_policy.Outcome) -> requeue_policy.Outcome:
-        """Requeue the job, or else submit a new job; return the outcome with `next` set to what was done."""
+        """Requeue the job, or else submit a new job; return the outcome, whose `next` is the taken action."""
         folder = self._attempt.folder
         job = self._job
         if outcome.next == "requeue" and requeue(job):

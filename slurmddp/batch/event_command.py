@@ -19,7 +19,7 @@ from slurmddp.runs.folder.layout import RunFolder
 TIMEOUT_S = 20
 """Seconds after which the command is killed. A job that ends keeps its nodes until its commands end."""
 _SLACK_S = 5
-"""Additional seconds in which the watching process kills the command and records the failure."""
+"""Seconds after TIMEOUT_S in which the watching process kills the command and records the failure."""
 
 
 def kind_of_end(outcome: str, next_: str) -> str:
@@ -35,7 +35,7 @@ class EventCommands:
     def __init__(
         self, folder: RunFolder, command: Sequence[str], project: Path, log: Callable[[str], None]
     ) -> None:
-        """Set the command and where it runs; start nothing.
+        """Store the command and its working folder; start nothing.
 
         Args:
             folder: the run folder.
@@ -120,7 +120,7 @@ def run_command(folder: RunFolder, request: Mapping[str, Any], timeout_s: float 
 
 
 def _run(command: Sequence[str], text: bytes, timeout_s: float) -> str:
-    """Run a command and return how it failed; empty if it ended with exit code 0."""
+    """Run a command, and return a phrase that describes its failure; empty for exit code 0."""
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""End an attempt whose batch script is gone, with or without the first node; a surviving agent runs this.
+"""End an attempt whose batch script was killed, alone or with its node; a surviving agent runs this code.
 
 SLURM does not end a job that tolerates the loss of nodes, even if the job lost its first node. Such a job
 would hold its nodes until the time limit. If only the script was killed, SLURM ends the job as failed, and
@@ -16,17 +16,17 @@ from slurmddp.batch.slurm_job import SlurmJob, hosts_of
 from slurmddp.errors import EXIT_FAILED, EXIT_STOPPED
 
 _POLLS = 90
-"""The largest number of queries about the job: with `_DELAY_S`, a quarter of an hour."""
+"""The largest number of queries about the job. With `_DELAY_S` between them they take 15 minutes."""
 _DELAY_S = 10.0
-"""Seconds from one query to the next: SLURM may take minutes until it gives a node up."""
+"""Seconds between two queries: SLURM may need minutes to declare a node as failed."""
 _SHORT_DELAY_S = 1.0
 """Seconds from one query to the next on the first node itself, where SLURM soon notices a killed script."""
 _DOWN = re.compile(r"DOWN|FAIL|ERROR|NOT_RESPONDING|\*")
 """States in which a node can't run an agent. A star marks a node that does not respond (sinfo(1))."""
 NODE = "node"
-"""The first node is lost, and with it the batch script."""
+"""Result of `_find_lost`: the job has lost its first node, on which the batch script ran."""
 SCRIPT = "script"
-"""Only the batch script is lost: it was killed, and its node is up."""
+"""Result of `_find_lost`: the batch script was killed, but its node is up."""
 
 
 def first_node_lost(attempt: Attempt, job: SlurmJob) -> None:
@@ -61,7 +61,8 @@ def first_node_lost(attempt: Attempt, job: SlurmJob) -> None:
     if lost == NODE:
         job.log(f"SLURM has lost {first}, on which the batch script of job {job.id} ran.")
         # The state of the node may not show the loss: a node that was set DOWN by hand may be up again. srun
-        # may not have reported it yet. So the node counts as failed if SLURM has taken it from the job.
+        # may not have reported it yet. So the node counts as failed if SLURM has removed it from the job's
+        # nodes.
         held = hosts_of(job.facts.get("NodeList", ""))
         is_given_up = bool(held) and first not in held
         end.note_failed_nodes(silent=[first], replaced=[first] if is_given_up else [])
@@ -103,7 +104,7 @@ def _find_lost(attempt: Attempt, job: SlurmJob, first: str) -> str:
 
 
 def _lost_by_facts(attempt: Attempt, job: SlurmJob, first: str) -> str | None:
-    """Decide by the newest output of scontrol what is lost: `NODE`, `SCRIPT` or nothing (empty).
+    """Decide by the output of scontrol whether the first `NODE`, the `SCRIPT` or nothing (empty) is lost.
 
     The result is None if SLURM may not have noticed the loss yet.
     """

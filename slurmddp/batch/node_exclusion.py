@@ -20,22 +20,22 @@ _LOST = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
 _SOON_S = 300.0
 """A job leaves a failed node only if SLURM can start the job on other nodes within this many seconds."""
 _TRIES = 5
-"""The largest number of requests to SLURM to exclude the nodes, if SLURM refuses them for the moment."""
+"""The largest number of requests to SLURM to exclude nodes; SLURM may refuse the first for a moment."""
 
 
 def lost_nodes(batch_log: Path) -> set[str]:
-    """Return the nodes that SLURM gave up, according to the messages of srun in `batch_log`."""
+    """Return the nodes whose failure srun has reported in `batch_log`."""
     text = read_text(batch_log) or ""
     return {name for names in _LOST.findall(text) for name in hosts_of(names)}
 
 
 class Exclusions:
-    """The nodes that the next attempts avoid: recorded in the run folder, then excluded from the job."""
+    """Records a run's failed nodes in the run folder, and sets them as the job's excluded nodes."""
 
     def __init__(
         self, folder: RunFolder, job: SlurmJob, settings: BatchSettings, *, start_time: float
     ) -> None:
-        """Prepare the exclusions of a run.
+        """Store the settings that decide which nodes are excluded; record nothing yet.
 
         Args:
             folder: the run folder.
@@ -57,7 +57,7 @@ class Exclusions:
 
     @property
     def _has_notes(self) -> bool:
-        """Whether `policy.exclude_failed_h` is above 0 and the run has recorded failed nodes."""
+        """Whether failed nodes are recorded and `policy.exclude_failed_h` is above 0."""
         return self._hours > 0 and bool(read_text(self._folder.excluded_file))
 
     def note_failed(
@@ -92,7 +92,7 @@ class Exclusions:
             elif name in lost:
                 reason = "srun reported its failure"
             elif name in silent and (parse_time(node.get("SlurmdStartTime", "")) or 0.0) > start_time:
-                reason = "its slurmd has restarted since"
+                reason = "its slurmd has restarted since the attempt started"
             elif name in replaced:
                 reason = "the ranks continued without it"
             elif name in unanswering:
@@ -105,7 +105,7 @@ class Exclusions:
         return is_noted
 
     def _exchange(self, start_time: float) -> None:
-        """Add this run's failed nodes to the shared list, and the list's nodes of this cluster to the run."""
+        """Exchange the failed nodes of this cluster between the run and the list that all runs share."""
         if self._hours <= 0 or not (self._has_notes or shared_nodes()):
             return
 
@@ -116,7 +116,7 @@ class Exclusions:
                 adopt(self._folder, cluster)
 
     def _note(self, node: str, reason: str, start_time: float) -> bool:
-        """Record a failed node; return whether the record is new for this attempt."""
+        """Record a failed node; return whether a new record was written."""
         self.failed.add(node)
         if self._hours <= 0 or node in excluded_nodes(self._folder, since=start_time):
             return False
@@ -141,7 +141,7 @@ class Exclusions:
         return by_person
 
     def choose(self) -> None:
-        """Set `choice` to the first set that SLURM would accept: all failed nodes, this attempt's, none.
+        """Set `choice` to as many failed nodes as SLURM would accept: all, those of this attempt, or none.
 
         The nodes that a person excludes are always part of `choice`.
         """
@@ -198,7 +198,7 @@ class Exclusions:
             )
 
     def others_are_free(self) -> bool:
-        """Decide whether the job has failed nodes, may be requeued, and would get others within `_SOON_S`."""
+        """Decide whether a requeue would replace the job's failed nodes within `_SOON_S` seconds."""
         hosts = self._job.hosts
         noted = excluded_nodes(self._folder, now=self._start_time)
         failed = set(hosts) & set(noted)
@@ -218,7 +218,7 @@ class Exclusions:
 
 
 def note_vanished(exclusions: Exclusions, folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> bool:
-    """Record the failed nodes of the last attempt if it has no `ended` event; return whether any is new.
+    """Record the failed nodes of the last attempt if it has no event `ended`; return whether a record is new.
 
     The batch script of such an attempt is gone, perhaps because the job's first node, on which it ran, has
     failed.

@@ -13,12 +13,12 @@ from slurmddp.runs.folder.layout import RunFolder
 
 
 class Saved(NamedTuple):
-    """The newest saves of a run at one moment."""
+    """The newest checkpoint and the program's own saved files, at one moment."""
 
     step: int = 0
     """The step of the checkpoint from which the run would resume; 0 before the first checkpoint."""
     files: str = ""
-    """A hash of the names, sizes and times of the files that the program saves; empty without any."""
+    """A hash of the names, sizes and times of the program's own files; empty if it saves no such files."""
 
 
 def saved(folder: RunFolder, project: Path, pattern: str) -> Saved:
@@ -34,7 +34,7 @@ def saved(folder: RunFolder, project: Path, pattern: str) -> Saved:
 
 
 def progressed(before: Saved, after: Saved) -> bool:
-    """Decide whether there is a newer checkpoint, or a change in the program's own files."""
+    """Decide whether, between two moments, a newer checkpoint or a change of the program's files appeared."""
     return after.step > before.step or after.files != before.files
 
 

@@ -1,4 +1,4 @@
-"""Requeue the job, or submit a new job in its place; each at most once."""
+"""Requeue the job, or submit a new job in its place; a lost reply of SLURM causes no second job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.slurm.command_output import QueuedJob, find_submitted, parse_job_id
 
 _REQUEUE_DELAYS_S = (1, 2, 3)
-"""Seconds to wait after each refused request."""
+"""Seconds to wait after each refused request for a requeue."""
 _SUBMIT_DELAYS_S = (0, 5, 15)
 """Seconds to wait before each submission."""
 _HOLD = "#SBATCH --hold"
@@ -118,7 +118,7 @@ def _recorded(folder: RunFolder) -> set[str]:
 
 
 def leave_no_held_job(job: SlurmJob) -> None:
-    """Keep SLURM from requeueing and holding a job that ends here with an exit code other than 0.
+    """Keep SLURM from requeueing and holding a job whose batch script is about to fail.
 
     With an expedited requeue (`sbatch --requeue=expedite`) SLURM requeues each job whose batch script fails,
     and holds the job unless an epilog failed as well.

@@ -1,4 +1,4 @@
-"""Decide how an attempt ended and what comes next: pure, the same on a laptop and in the batch step."""
+"""Decide how an attempt ended and whether the run starts again: pure functions for laptop and batch step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurmddp.errors import (
 _STALLS = 2
 """A run ends after this many stopped attempts that started from one checkpoint and saved no newer one."""
 _DELIBERATE = (EXIT_CONFIG, EXIT_NO_PROGRESS, EXIT_UNHEALTHY_NODE)
-"""Exit codes by which a rank demands that the run ends, or that the next attempt leaves its node."""
+"""Exit codes by which a rank demands that the run ends, or that the next attempt avoids its node."""
 
 RUNNING = "running"
 TIMEOUT = "timeout"
@@ -47,7 +47,7 @@ class Counts(NamedTuple):
     without_progress: int = 0
     """The number of attempts in a row that reached a time limit before they saved a newer checkpoint."""
     progressed: bool = False
-    """Whether some attempt saved a newer checkpoint, and no later attempt failed without one."""
+    """Whether an attempt saved a newer checkpoint, and no later attempt failed before it saved one."""
     stalls: Mapping[str, int] = {}
     """For each checkpoint, the number of stopped attempts that started from it and saved no newer one."""
 
@@ -58,13 +58,13 @@ class End(NamedTuple):
     code: int
     """The exit code of the attempt."""
     job_state: str = RUNNING
-    """The state of the job when the attempt ended: `RUNNING`, `TIMEOUT` or another of the names above."""
+    """The state of the job when the attempt ended: `RUNNING`, `TIMEOUT` or another such constant."""
     progressed: bool = False
     """Whether the attempt left a newer checkpoint than it found."""
     latest: str = ""
     """The name of the newest checkpoint."""
     trained: bool = False
-    """Whether the training had begun, or had the whole time limit to begin."""
+    """Whether the attempt has trained a step, or had the whole time limit to do so."""
     cancelled: bool = False
     """Whether a person has cancelled the run."""
     stop_asked: bool = False
@@ -78,15 +78,16 @@ class End(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The outcome of an attempt and what comes next, as the `ended` event records them."""
+    """The outcome of an attempt, and whether the run starts again; recorded in the event `ended`."""
 
     outcome: str
-    """`finished`, `stopped`, `failed`, `config`, `no_progress`, `cancelled`; not recorded: `superseded`."""
+    """The kind of end: `finished`, `stopped`, `failed`, `config`, `no_progress`, `cancelled`, or
+    `superseded`, which is never recorded."""
     next: str
-    """`none` or `requeue`; the batch step writes `resubmit` where the site refuses to requeue."""
+    """What follows: `none` or `requeue`; the batch step writes `resubmit` if the site refuses to requeue."""
     code: int = EXIT_FINISHED
     without_progress: int = 0
-    """As in `Counts`, this attempt included."""
+    """`Counts.without_progress`, this attempt included."""
     stalled_at: str | None = None
     """The checkpoint from which the attempt started, if it trained and left no newer checkpoint."""
     advice: str = ""
@@ -128,7 +129,7 @@ def count_all(events: Iterable[Mapping[str, Any]]) -> Counts:
 def exit_code(
     code: int, *, failure: int | None, agents: int | None, job_state: str, progressed: bool
 ) -> int | None:
-    """Return the exit code of an attempt; None if an agent recorded none and nothing shows why.
+    """Return the exit code of an attempt; None if an agent recorded no code for an unknown reason.
 
     Args:
         code: the exit code of srun: the highest code of its tasks, killed tasks included. The code is 0 if
@@ -225,7 +226,10 @@ def _stopped(end: End, before: Counts, rules: RequeueRules, may_run_again: bool)
 
 
 def _advice_on_limits(count: int, names_files: bool) -> str:
-    """Return what to do after `count` time limits without a newer checkpoint; `{run}` stands for the run."""
+    """Return advice for a run that `count` time limits in a row ended without a newer checkpoint.
+
+    `{run}` in the text stands for the name of the run.
+    """
     stopped = f"The run was stopped {count} times in a row at its time limit and left no newer checkpoint. "
     if names_files:
         return (

@@ -1,4 +1,4 @@
-"""Warn of a setup line of the cluster file that failed without ending the shell."""
+"""Warn of a failed setup line of the cluster file after which the shell continued."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from slurmddp.batch.attempt import Attempt, log_write_error
 
 _SHOWN = 200
-"""Characters of a line that are shown."""
+"""Number of characters of a setup line that the warning shows."""
 
 
 def warn(attempt: Attempt, code: str, line: str, script: str) -> None:

@@ -1,4 +1,4 @@
-"""The job that runs the batch step: its queries to SLURM, and the facts that SLURM prints about it."""
+"""Query and command SLURM about the job that runs the batch step."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class SlurmJob:
         self.facts: dict[str, str] = {}
         """The newest output of `scontrol show job`; empty without a reply."""
         self.state = requeue_policy.RUNNING
-        """What SLURM has done with the job: one of the names in `requeue_policy`."""
+        """The job's state after the end of its ranks, such as `TIMEOUT`: a state name of `requeue_policy`."""
         self.is_forgotten = False
         """Whether SLURM has given the job's id to another job, because slurmctld has lost its state."""
         self._names = names
@@ -89,7 +89,7 @@ class SlurmJob:
 
     @property
     def restarts(self) -> int:
-        """The number of times that SLURM has requeued the job, by `facts`; 0 if that is not known."""
+        """The number of times that SLURM has requeued the job, read from `facts`; 0 if unknown."""
         restarts = self.facts.get("Restarts", "")
         return int(restarts) if restarts.isdigit() else 0
 
@@ -196,7 +196,7 @@ class SlurmJob:
         return reply.out.strip() if reply.code == 0 else ""
 
     def nodes(self, names: str) -> list[dict[str, str]]:
-        """Return what `scontrol show nodes` prints of each node in a host list; empty without a reply."""
+        """Return the fields of `scontrol show nodes` for each node of a host list; empty without a reply."""
         if not names:
             return []
 
@@ -285,7 +285,7 @@ def hosts_of(node_list: str) -> list[str]:
 
 
 def state_of(facts: Mapping[str, str], restart_count: int, preemption_requeues: Callable[[], bool]) -> str:
-    """Decide what SLURM has done with a job whose ranks have ended: one of the names in `requeue_policy`.
+    """Return the state of a job whose ranks have ended, such as `TIMEOUT`: a state name of `requeue_policy`.
 
     Args:
         facts: the output of `scontrol show job`; empty if SLURM did not answer.

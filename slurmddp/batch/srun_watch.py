@@ -1,4 +1,4 @@
-"""Watch srun, and end it if it waits in vain for agents that have exited, or that SLURM could not start.
+"""Watch srun, and end it if it waits for agents that have exited, or that SLURM could not start.
 
 If a network link was cut, SLURM may be unable to report to srun that agents have exited. The watch also ends
 the srun of an attempt once a later attempt has begun: this srun would cancel its step by id, and the step of
@@ -29,7 +29,7 @@ _SILENT_S = 1200.0
 _LAUNCH_TICKS = 300
 """The number of checks for a failed launch (ten minutes); srun reports a failed launch within minutes."""
 _KILL_WAIT_S = 30
-"""SLURM's default KillWait."""
+"""The default of SLURM's KillWait, in seconds."""
 
 
 def watch(attempt: Attempt, environ: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ def watch(attempt: Attempt, environ: Mapping[str, str]) -> None:
 
 
 class SrunWatch:
-    """A watch over one srun process; ends this process if it has nothing to wait for."""
+    """Watches one srun process, and ends it when it waits for agents that have exited or never started."""
 
     def __init__(self, attempt: Attempt, *, kill_wait_s: float, hosts: Sequence[str]) -> None:
         """Prepare the watch.
@@ -65,11 +65,11 @@ class SrunWatch:
         self._launch_ticks = _LAUNCH_TICKS
 
     def note_end(self, _number: int, _frame: object) -> None:
-        """Note on SIGTERM that SLURM ends the job; srun then has less time to end (`_limit_s`)."""
+        """Handle SIGTERM: record that SLURM is ending the job, which shortens the limit of `_limit_s`."""
         self._is_ending = True
 
     def run(self, pid: int, has_ended: Callable[[], bool]) -> None:
-        """Check srun every two seconds until it ends, and end it if it has nothing to wait for.
+        """Check srun every two seconds until it ends, and end it early if it waits in vain.
 
         End srun if a later attempt has begun, if SLURM could not start an agent, or if srun has not ended
         within `_limit_s()` seconds after the agent of node 0 has exited.

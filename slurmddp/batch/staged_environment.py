@@ -5,8 +5,8 @@ serves one node. Each node keeps one copy for each state of an environment. Late
 
     FOLDER/slurmddp-UID/KEY          the copy, with a list of its files
     FOLDER/slurmddp-UID/KEY.part     a copy that is being made
-    FOLDER/slurmddp-UID/KEY.lock     exclusive lock while the copy is made or put aside, shared while in use
-    FOLDER/slurmddp-UID/KEY-N.gone   a copy that was put aside, and is being removed
+    FOLDER/slurmddp-UID/KEY.lock     exclusive lock while the copy is made or renamed, shared while in use
+    FOLDER/slurmddp-UID/KEY-N.gone   a renamed copy, which is being removed
 
 A copy gets its name when it is whole, and loses its name before its first file is removed. Some nodes run
 programs that remove old files from /tmp, such as systemd-tmpfiles. So each use compares the copy with its
@@ -133,7 +133,7 @@ def _make(environment: Path, copy: Path, lock: int, attempt: Attempt) -> None:
 
 
 def _make_anew(environment: Path, copy: Path, attempt: Attempt) -> None:
-    """Put a damaged copy aside, and make the copy; the caller holds the exclusive lock."""
+    """Remove a damaged copy, and copy the environment again; the caller holds the exclusive lock."""
     if copy.exists():
         _put_aside(copy)
 
@@ -254,7 +254,7 @@ def _private_folder(folder: str) -> Path:
 
 
 def _copy(environment: Path, copy: Path) -> None:
-    """Copy under another name, check that the interpreter runs there, list the files, then rename."""
+    """Copy an environment under a temporary name, test its interpreter, list its files, rename the copy."""
     part = copy.with_suffix(".part")
     # A job that was killed may have left an incomplete copy.
     shutil.rmtree(part, ignore_errors=True)

@@ -72,7 +72,10 @@ def _line(algorithm: str) -> dict[str, Any]:
 
 
 def _show_units(axes: Axes, units: Sequence[tuple[float, str]], per: str = "") -> None:
-    """Make the y axis logarithmic, with labels such as "10 ms" instead of 10^-2; `per` follows the unit."""
+    """Make the y axis logarithmic, with labels such as "10 ms" instead of 10^-2.
+
+    `per` is a text after each unit, such as "/s".
+    """
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: scaled(value, units) + per)
     axes.minorticks_off()

@@ -22,9 +22,9 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "nodes": ("node",),
     "links": ("from", "to"),
 }
-"""By table, the columns that identify a row."""
+"""The columns that identify a row, by the name of the table."""
 _MAY_DIFFER = ("hosts",)
-"""Facts of the topology that may differ between comparable results."""
+"""Keys of the topology whose values may differ between two results that are compared."""
 _LATENCY_FACTOR = 5
 """A link is slow if its latency is more than this factor times the shortest latency of all links."""
 _CLOCK_S = 0.1

@@ -32,7 +32,7 @@ class Settings:
     """
 
     bench: str
-    """A name of `BENCHES`."""
+    """The name of the benchmark, a key of `BENCHES`."""
     sizes: tuple[int, ...]
     """Sizes of the reduced tensors in bytes; multiples of 4."""
     repetitions: int = 20

@@ -39,7 +39,7 @@ def show(groups: Sequence[Sequence[Job]], *, as_json: bool) -> int:
 
 
 def _print(job: CheckedJob) -> None:
-    """Print why SLURM would not start a job or an array, or that it would start it, and the notes."""
+    """Print whether SLURM would start a job or an array, the reasons against a start, and the notes."""
     for finding in job.reasons:
         print(finding)
 

@@ -259,7 +259,7 @@ _COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "run": runs, "first": runs, "second": runs, "names": clusters, "overrides": settings, "changes": settings,
     "words": settings, "action": benchmarks, "sweep": sweep_names,
 }  # fmt: skip
-"""The function that completes an argument, by the name of the argument in the parser."""
+"""The functions that complete arguments, by the name of the argument in the parser."""
 _OF_COMMAND = {
     ("run", "overrides"): settings_and_scripts,
     ("controller", "overrides"): settings_and_scripts,

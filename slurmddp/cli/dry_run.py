@@ -68,7 +68,8 @@ def show_many(jobs: Sequence[Job], name: str, show_one: Callable[[Job], int]) ->
 def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
     """Return the jobs of a sweep, split into the job arrays in which they would be submitted.
 
-    If SLURM does not answer, its largest array length is unknown, and the arrays are split as if it had none.
+    If SLURM does not answer, the length of its longest array is unknown, and arrays of any length are
+    assumed.
     """
     from slurmddp.control.start import groups
     from slurmddp.launchers.submit import array
@@ -95,7 +96,7 @@ def _sent_by_submitit(job: Job) -> list[str]:
 
 
 def _left_idle(job: Job) -> list[str]:
-    """Return a note if an elastic job could not use all remaining nodes after the loss of one; else empty."""
+    """Return a note if an elastic job that loses a node could not use all its other nodes; else empty."""
     remaining = job.resources.nodes - 1
     if not job.elastic or not remaining:
         return []

@@ -34,7 +34,7 @@ REFUSED = {
     "--run": "Omit it: one command is one run.",
     "--experimental-rerun": "`slurmddp resume RUN` starts a run again.",
 }
-"""Flags of Hydra that slurmddp does not have, with what to type instead."""
+"""Flags of Hydra that slurmddp refuses, each with the hint of the error message."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

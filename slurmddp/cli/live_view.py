@@ -34,7 +34,7 @@ PLAIN_EVERY_S = 5.0
 _RATE_WINDOW = 12
 """Number of logged steps from which the remaining time is computed."""
 _RUNS = "running, no step reported"
-"""The activity of a program that may never report a step."""
+"""The shown activity of a running program that may never report a step."""
 
 
 def new_records(reader: LineReader) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ class RunProgress:
         self.rate: float | None = None
         self.rate_unit = "tokens/s"
         self.activity = ""
-        """What the run does while no step ends: waiting, importing, saving."""
+        """The run's activity while no step ends: waiting, importing, saving."""
         self._points: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
         self._is_local = False
 
@@ -154,11 +154,11 @@ class RunProgress:
 
 
 def _describe(record: dict[str, Any], activity: str) -> tuple[str, str]:
-    """Return the line to print about an event, and what the run does until its next step, for the bar.
+    """Return the line to print about an event, and the run's activity to show in the progress bar.
 
     Args:
         record: the event, a record of `attempts.jsonl`.
-        activity: what the run did before the event; returned again if the event does not change it.
+        activity: the activity before the event; returned again if the event does not change it.
 
     Returns:
         The line, empty if nothing is printed, and the activity, empty if none is to be shown.
@@ -356,7 +356,7 @@ class RunView:
 
 @contextmanager
 def _discard_if_unread(stream: TextIO) -> Iterator[None]:
-    """Redirect the stream to /dev/null if the block can't write it; raise nothing.
+    """Redirect the stream to /dev/null if the block can't write to it; raise no error.
 
     This happens in `slurmddp train | head -1`, and with a closed terminal or a full disk.
     """

@@ -44,7 +44,7 @@ COMMANDS = {
     "run": "Run your own script, module or command as every rank, here or on a cluster.",
     "exec": "Run any program as ranks, now and in this terminal, as mpiexec does.",
     "controller": "Run one script that controls tensors on workers, here or on a cluster.",
-    "list": "List the runs of this account, the most recently active first, or the runs of a sweep.",
+    "list": "List your runs, the most recently active first, or the runs of one sweep.",
     "status": "Show the state and progress of a run, where it runs, and what to do next.",
     "explain": "Explain why a run waits: SLURM's reason, its place in the queue, limits, expected start.",
     "logs": "Print the logs of a run, merged and labelled; -f follows them across restarts.",
@@ -65,7 +65,7 @@ COMMANDS = {
     "sandbox": "Start a SLURM of your own on this machine, to try jobs without a cluster.",
 }
 _OF_RUNS = frozenset(COMMANDS) - {"init", "exec", "cluster", "completion", "sandbox"}
-"""Commands that start a run or take an existing run, and may belong to a login node."""
+"""Commands that start a run or take an existing run; the run may be on a login node."""
 _SUBMITTING = frozenset({"train", "run", "controller", "bench"})
 """Commands whose settings may name a login node. The other commands of `_OF_RUNS` take existing runs."""
 _NOT_LINUX = (
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that raises UsageError, so that all errors are printed alike."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError with argparse's message as a sentence, and with names similar to a wrong one."""
+        """Raise UsageError with argparse's message as a sentence, and suggest names near a misspelled one."""
         if choice := _INVALID_CHOICE.search(message):
             near = near_matches(choice[1], re.findall(r"[\w-]+", choice[2]))
             raise UsageError(f"{self.prog} has no {choice[1]!r}. {near}")
@@ -108,11 +108,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_NOT_LINUX, file=sys.stderr)
         return EXIT_CONFIG
 
-    # Files of a run must not be writable by others (o+w). Set here, because sbatch passes it to the job.
+    # Files of a run must not be writable by others (o+w). The umask is set before any job is submitted,
+    # because sbatch passes it on to the job.
     os.umask(os.umask(0o077) | 0o002)
     debug = os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A rank may print characters that this terminal's encoding lacks. They are escaped, not an error.
+        # A rank may print characters that this terminal's encoding lacks. Such characters are escaped, and
+        # raise no error.
         sys.stdout.reconfigure(errors="backslashreplace")
 
     try:
@@ -165,7 +167,7 @@ def _module(name: str) -> Any:
 
 
 def _run(arguments: list[str], program: list[str] | None, typed: Sequence[str]) -> int:
-    """Run a command on this machine or on its login node; return the exit code.
+    """Run a command on this machine, or on the login node of its settings or of its run.
 
     Args:
         arguments: slurmddp's own arguments, without `--debug`; the first is the name of the command.
@@ -227,7 +229,7 @@ def _require_folder() -> None:
 def _run_on_login_node(
     name: str, typed: Sequence[str], parsed: argparse.Namespace, parser: argparse.ArgumentParser
 ) -> int | None:
-    """Run a command on the login node that its settings or its run name.
+    """Run a command on the login node of its settings or of its run.
 
     Args:
         name: the name of the command.
@@ -261,7 +263,7 @@ def _run_on_login_node(
 
 
 def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
-    """Return the parsed flags and arguments, which may be mixed.
+    """Parse a command's flags and arguments, which a person may type in any order.
 
     Raises:
         UsageError: a flag or argument is unknown; the message suggests similar flags.

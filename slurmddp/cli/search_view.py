@@ -10,7 +10,7 @@ from slurmddp.runs.text_format import number, shorter
 
 
 class SearchView(StartView):
-    """A function that prints each event of a search: pass an instance as `report`."""
+    """Prints each event of a search; an instance is the `report` argument of `search_best`."""
 
     def __call__(self, event: object) -> None:
         """Print an event."""

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class StartView:
-    """A function that prints each event of the start of runs: pass an instance as `report`."""
+    """Prints each event of the start of runs; an instance is the `report` argument of the actions."""
 
     def __init__(self) -> None:
         self._training: RunView | None = None
@@ -239,7 +239,7 @@ def _print_finished(event: AlreadyFinished) -> None:
 
 
 def _end(job: Job, exit_code: int, status: RunStatus) -> Sequence[str]:
-    """Return the lines about the end of a run on this machine: its results, or what the same command does."""
+    """Return the lines about the end of a run on this machine: its results, or how to start it again."""
     folder = RunFolder(job.run_dir)
     if exit_code == EXIT_FINISHED:
         return _results(folder, status)

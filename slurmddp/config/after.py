@@ -1,4 +1,4 @@
-"""Find the jobs of the runs that must finish before a job starts, as `after=RUN` asks."""
+"""Find the SLURM jobs that must finish before a new job starts, for the setting `after=RUN`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _folders(name: str) -> Sequence[RunFolder]:
 
 
 def _refuse_hopeless(status: RunStatus, launcher: str) -> None:
-    """Raise ConfigError if a new job would wait for a run forever, or if one of the two is not on SLURM."""
+    """Raise ConfigError if a new job would wait for a run forever, or if job or run are not on SLURM."""
     if not status.active:
         raise ConfigError(
             f"after={status.name}: this run is {status.state}, so the job would never start.",

@@ -78,7 +78,7 @@ def _length(key: str, value: Any) -> float:
 
 
 def _shown(value: Any) -> str:
-    """Return a length as it is typed."""
+    """Return a length as the value of a setting: `null` for no limit."""
     return "null" if value is None else str(value)
 
 

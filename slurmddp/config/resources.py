@@ -25,7 +25,7 @@ def resolve(
 ) -> Resources:
     """Return the size of a job.
 
-    A number that the configuration does not give is the number of the cluster or of this machine.
+    A number that is missing in the configuration comes from the cluster file or from this machine.
 
     Args:
         config: a checked configuration.
@@ -236,7 +236,7 @@ def _refuse_beyond_cluster(config: Mapping[str, Any], cluster: Cluster) -> None:
 def _gpus(config: Mapping[str, Any], cluster: Cluster | None, gpus_here: int) -> int:
     """Return the number of GPUs to use on each node.
 
-    If `gpus_per_node` is not given, it is all GPUs of a node, but no more than `ranks_per_node`.
+    If `gpus_per_node` is not given, the result is all GPUs of a node, but no more than `ranks_per_node`.
 
     Raises:
         ConfigError: a node of the cluster has GPUs, but fewer than ranks.
@@ -259,8 +259,8 @@ def _gpus(config: Mapping[str, Any], cluster: Cluster | None, gpus_here: int) ->
 def _ranks(config: Mapping[str, Any], cluster: Cluster | None, gpus: int, launcher: str) -> int:
     """Return the number of ranks on each node.
 
-    If `ranks_per_node` is not given, it is one rank for each GPU. Without GPUs, it is the number of the
-    cluster (or 1), or `LAPTOP_RANKS` on this machine (1 for strategies that allow only one rank).
+    If `ranks_per_node` is not given, the result is one rank for each GPU. Without GPUs, it is the cluster's
+    number (or 1), or `LAPTOP_RANKS` on this machine (1 for strategies that allow only one rank).
 
     Raises:
         ConfigError: a SLURM job uses GPUs, but not one for each rank.

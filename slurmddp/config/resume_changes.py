@@ -101,7 +101,7 @@ def _refuse_change(setting: TypedSetting, free: Sequence[str], run: str) -> None
 
     if (setting.top not in free and setting.key not in free) or setting.sign == "~":
         raise ConfigError(
-            f"{setting.text!r} changes what {run} computes; an existing run may only change "
+            f"{setting.text!r} would change the results of {run}; an existing run may only change "
             f"{', '.join(free)}.",
             hint=f"`slurmddp rerun {run} {shlex.quote(setting.text)}` starts a new run with this setting.",
         )

@@ -1,5 +1,4 @@
-"""Refuse jobs that can't start: too large for this machine, beyond SLURM's limits, or in another run's
-folder."""
+"""Refuse jobs that can't start: they are too large, exceed SLURM's limits, or have another run's folder."""
 
 from __future__ import annotations
 

@@ -27,14 +27,15 @@ _NAMED_JOBS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class LocalProcess:
-    """The launcher process of a cancelled local run, and what was done to it."""
+    """The launcher process of a cancelled local run, and whether it was stopped or killed."""
 
     pid: int
     host: str | None
-    """The host on which it was started; None if the run has no record of it."""
+    """The host on which the process was started; None if the run has no record of it."""
     outcome: Literal["stopping", "killed", "elsewhere", "hidden", "foreign"]
-    """stopping: it was asked to save and stop. killed: it was killed. elsewhere: it runs on another host.
-    hidden: this process can't see it. foreign: another account owns it. The last three got no signal."""
+    """stopping: the process was asked to save and stop. killed: it was killed. elsewhere: it runs on another
+    host. hidden: this process can't see it. foreign: another account owns it. The last three got no
+    signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +53,12 @@ class CancelledRun:
     jobs: tuple[str, ...] = ()
     """Ids of the SLURM jobs that were cancelled."""
     process: LocalProcess | None = None
-    """The process of a local run; None if it had none."""
+    """The process of a local run; None if the run had no process."""
 
 
 @dataclass(frozen=True)
 class Cancelled:
-    """The outcome of `cancel` for each run that it selected."""
+    """The outcome of `cancel` for each run of the selection."""
 
     runs: tuple[CancelledRun, ...]
 
@@ -221,7 +222,7 @@ def cancel_jobs(runs: Sequence[tuple[RunFolder, Sequence[str]]], slurm: SlurmCli
 
 
 def _subject(runs: Sequence[tuple[RunFolder, Sequence[str]]]) -> str:
-    """Return a phrase for the runs with a verb: "gpt-0a1b2c3d is" or "gpt-0a1b2c3d and 2 other runs are"."""
+    """Return subject and verb of a sentence: "gpt-0a1b2c3d is" or "gpt-0a1b2c3d and 2 other runs are"."""
     name = runs[0][0].name
     if len(runs) == 1:
         return f"{name} is"
@@ -248,7 +249,7 @@ def _end_process(history: History, *, kill: bool) -> LocalProcess | None:
         kill: whether the launcher must kill its ranks instead of asking them to save.
 
     Returns:
-        The process and what was done to it; None if the launcher has ended, or none was recorded.
+        The process with the outcome of the signal; None if the launcher has ended, or none was recorded.
     """
     newest = history.newest
     if newest is None or newest.pid is None:

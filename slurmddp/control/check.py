@@ -25,7 +25,7 @@ from slurmddp.slurm.limits.site import Site, may_lift, nodes_to_ask, partitions_
 from slurmddp.slurm.limits.site_rules import private_tmp, requeue_delay
 
 _NODES = 2
-"""Nodes that measure the file system of the run folders."""
+"""Number of nodes that measure the file system of the run folders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class CheckedJob:
     reasons: tuple[Finding, ...] = ()
     """The limits because of which SLURM would not start the job; empty if it would start it."""
     notes: tuple[str, ...] = ()
-    """Doubts about a job that SLURM may start all the same, as sentences."""
+    """Sentences about limits that the job exceeds, although SLURM may start the job all the same."""
     start: str = ""
     """The expected start, as a clause; empty if SLURM gives no estimate."""
 
@@ -160,7 +160,7 @@ def _job(name: str, project: Path) -> Job:
 
 def _measure(job: Job, slurm: client.SlurmClient, site: Site, start_s: float) -> FileSystem:
     """Measure the file system in which a job would have its run folder."""
-    # The folder of the runs may not exist yet.
+    # The folder of the runs may not exist yet, so the nearest folder above it is measured.
     folder = next(parent for parent in job.run_dir.parents if parent.is_dir())
     sizes = [job.cluster.max_nodes or _NODES]
     for partition in partitions.chosen(job, site.partitions):

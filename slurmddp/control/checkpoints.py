@@ -15,9 +15,9 @@ class Checkpoints:
     """The checkpoints in the folder of a run, also damaged ones."""
 
     folder: Path
-    """The folder that holds them."""
+    """The folder that contains the checkpoints."""
     checkpoints: tuple[ListedCheckpoint, ...]
-    """The newest first; checkpoints that no load uses come last."""
+    """All checkpoints, the newest first; quarantined and abandoned checkpoints come last."""
 
 
 def checkpoints(name: str, *, verify: bool = False) -> Checkpoints:

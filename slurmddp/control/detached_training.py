@@ -36,7 +36,7 @@ def start_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
 
     Args:
         job: the job.
-        again: whether to put the folder of an earlier run aside first.
+        again: whether to rename the folder of an earlier run first, so that the run starts at step 0.
         report: called with a `Note` if the run is active or finished already, and its code has changed.
 
     Returns:

@@ -71,7 +71,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Info:
-    """A sentence about what an action does or has found, which is no warning."""
+    """A sentence for a person about the work or the findings of an action; it is no warning."""
 
     text: str
 

@@ -30,14 +30,14 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(RunStatus):
-    """The state of a run, and, if its job waits in the queue, why and until when."""
+    """The state of a run and, if its job waits in the queue, SLURM's report about the job."""
 
     wait: Wait | None = None
-    """None if no job of the run waits in SLURM's queue, or SLURM does not answer."""
+    """SLURM's report; None if no job of the run waits in the queue, or SLURM does not answer."""
 
 
 def explain(name: str | None = None, slurm: SlurmClient | None = None) -> Explanation:
-    """Return the status of a run, and, if its job waits in the queue, what SLURM reports about the job.
+    """Return the status of a run and, if its job waits in the queue, SLURM's report about the job.
 
     Args:
         name: name of a run, the beginning of a name, or a run folder; None: the newest run.

@@ -1,4 +1,4 @@
-"""List the runs of this account, the most recently active first, or the runs of a sweep."""
+"""List your runs, the most recently active first, or the runs of one sweep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Listing:
     runs: tuple[RunStatus, ...]
     """The most recently active run first; the runs of a sweep in the order of its points."""
     more: int = 0
-    """Number of further runs, which exceed the limit."""
+    """Number of runs that were left out because of `limit`."""
     sweep: str | None = None
     """Full name of the sweep; None if runs of all sweeps are listed."""
     points: int = 0

@@ -116,8 +116,8 @@ def refuse_active(status: RunStatus, *, unchanged: str, hint: str) -> None:
 
     Args:
         status: the status of the run.
-        unchanged: a sentence for the message about what was not done.
-        hint: a sentence about what to do first.
+        unchanged: a sentence for the message, such as "Nothing was changed."
+        hint: advice to the person, as a sentence.
 
     Raises:
         RunStateError: the run is active, or still ending.
@@ -175,7 +175,7 @@ def _how_to_extend(name: str, keys: Collection[str]) -> str:
 
 
 def refuse_extended(job: Job) -> None:
-    """Raise RunStateError if the job's run exists and was extended, as to more steps than the job has.
+    """Raise RunStateError if the job's run was extended, for example to more steps than the job has.
 
     A start of the job would shorten the run again.
     """

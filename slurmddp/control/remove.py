@@ -26,7 +26,7 @@ _AT_ONCE = 100
 
 @dataclass(frozen=True, kw_only=True)
 class RemovedRun:
-    """A run that `remove` has removed, or would remove in a dry run, and what its folder contained."""
+    """A run that `remove` has removed, or would remove in a dry run, with the contents of its folder."""
 
     name: str
     path: Path
@@ -44,12 +44,12 @@ class KeptRun:
     name: str
     path: Path
     reason: str
-    """A sentence about why it was not removed."""
+    """The reason why the run was kept, as a sentence."""
 
 
 @dataclass(frozen=True)
 class Removed:
-    """The outcome of `remove` for each run that it selected."""
+    """The outcome of `remove` for each run of the selection."""
 
     name: str
     """Full name of the run or the sweep."""
@@ -110,7 +110,7 @@ def remove(name: str, *, dry_run: bool = False, report: Report = ignore) -> Remo
 def _held(
     folders: Sequence[RunFolder], report: Report
 ) -> Iterator[list[tuple[RunFolder, RunStateError | None]]]:
-    """Hold the locks of runs, and yield each run with the error why it can't be removed; None if it can.
+    """Hold the locks of runs; yield each run and the error that forbids its removal, None if there is none.
 
     SLURM is queried once for all runs.
     """

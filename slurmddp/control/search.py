@@ -48,7 +48,7 @@ _MAX_FAILED = 3
 _KEPT = "Finished trials are not run again."
 
 JobsOf = Callable[[Sequence[Sequence[str]]], Sequence["Job"]]
-"""Makes the job of each list of settings."""
+"""A function that makes a job of each list of settings."""
 
 
 class Sampler:
@@ -68,7 +68,7 @@ class Sampler:
         self._study = optuna.create_study()
         self._sampler = optuna.samplers.TPESampler
         self._trials: list[Any] = []
-        """The trials of the last `suggest`."""
+        """The trials that the last call of `suggest` has returned."""
 
     def suggest(self, count: int, known: Sequence[Sequence[str]] = ()) -> list[list[str]]:
         """Return the settings of the next batch of trials.
@@ -102,7 +102,7 @@ class Sampler:
         ]  # fmt: skip
 
     def learn(self, losses: Sequence[float | None]) -> None:
-        """Record the results of the trials of the last `suggest` in the study.
+        """Record in the study the results of the trials that the last call of `suggest` returned.
 
         Args:
             losses: a value for each trial, smaller is better; None: the trial failed.
@@ -181,7 +181,7 @@ class Searched:
     sweep: str
     """Name of the sweep that lists the trials."""
     best: BestTrial | None = None
-    """None if the search ended before its last trial, or no trial has a result."""
+    """The best trial; None if the search ended before its last trial, or no trial has a result."""
     exit_code: int = EXIT_FINISHED
 
 
@@ -278,7 +278,7 @@ class Results:
     """The trials of a search, and the value of the compared metric for each."""
 
     def __init__(self, search: Search, edges: Sequence[Job], report: Report) -> None:
-        """Begin without results.
+        """Store the search, and check that the file of its sweep belongs to it.
 
         Args:
             search: the parameters, the metric and the number of trials.
@@ -299,11 +299,11 @@ class Results:
         self._metric: ComparedMetric | None = None
 
     def known(self, tried: int) -> list[Sequence[str]]:
-        """Return the settings of the trials in the file of the sweep after the first `tried` trials."""
+        """Return the settings of the trials in the file of the sweep, without the first `tried` trials."""
         return [settings for _, settings in sweeps.read(self._runs_dir, self.sweep).points[tried:]]
 
     def add(self, jobs: Sequence[Job]) -> list[Job]:
-        """Add trials to the file of the sweep, and return the jobs that are no run of an earlier trial.
+        """Add trials to the file of the sweep, and return the jobs that no earlier trial has run.
 
         Two trials with equal settings are the same run.
         """
@@ -381,7 +381,7 @@ class Results:
             metric = ComparedMetric(named, named, "min" if named in ("loss", "eval_loss") else "")
 
         if metric is None:
-            hint = "Log one: distributon.log_metrics({'NAME': value}, step)."
+            hint = "Log a metric: distributon.log_metrics({'NAME': value}, step)."
             raise SlurmddpError(f"{folder.name} has finished and logged no metric.", hint=hint)
         if not len(metric.curve(metrics)):
             logged = {"loss": metrics.train, "eval_loss": metrics.held_out, **metrics.own}
@@ -406,7 +406,7 @@ class Results:
         return replace(metric, mode=mode)
 
     def refuse_failures(self, tried: int) -> None:
-        """Raise SlurmddpError if no trial has a value after `_MAX_FAILED` or, if there are fewer, all trials.
+        """Raise SlurmddpError if none of the first `_MAX_FAILED` trials, or of all if fewer, has a value.
 
         Args:
             tried: the number of trials that have ended.

@@ -60,7 +60,7 @@ class StartedRun:
     job_id: str | None = None
     exit_code: int = EXIT_FINISHED
     reason: str = ""
-    """Why the run failed or was refused."""
+    """The reason why the run failed or was refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class PointsLeft:
 
     count: int
     error: SlurmddpError | None = None
-    """Why SLURM refused, if it has queued earlier points; None if the start raises this error instead."""
+    """SLURM's refusal, if SLURM has queued earlier points; None if the start raises this error instead."""
 
 
 @dataclass(frozen=True)
@@ -442,7 +442,7 @@ def leave_active(status: RunStatus, report: Report, code_changes: str = "") -> S
 def _refuse_put_aside(
     folder: RunFolder, status: RunStatus, report: Report, *, is_held_elsewhere: bool
 ) -> None:
-    """Raise an error if a run whose folder is to be renamed has, or may have, a job or a process.
+    """Raise an error if a run has, or may have, a job or a process, because its folder is to be renamed.
 
     A job in SLURM that the folder does not record, because sbatch did not answer, is recorded first.
     """
@@ -455,7 +455,7 @@ def _refuse_put_aside(
     if is_held_elsewhere or not (is_unreadable or is_unanswered(folder)):
         refuse_active(
             status,
-            unchanged="An active run can't be put aside; nothing was changed.",
+            unchanged="The folder of an active run can't be renamed; nothing was changed.",
             hint=f"Run `slurmddp cancel {status.name}` first, then start it with --again.",
         )
 

@@ -97,7 +97,7 @@ def status_of(folder: RunFolder) -> RunStatus:
 
 
 def _details(folder: RunFolder, run: RunStatus) -> RunDetails:
-    """Return the details of the run with the status `run`."""
+    """Return the status of a run together with the details of its folder."""
     now = time.time()
     has_unexplained_end = run.failure is None and run.state in ("failed", "lost")
     return RunDetails(

@@ -34,21 +34,21 @@ class StoppedRun:
     detail: str
     """The reason of the state, as a clause."""
     outcome: Literal["inactive", "asked", "dequeued"]
-    """inactive: it had no job and no process. asked: its ranks were asked to stop. dequeued: its job held no
-    nodes and left the queue; the run stays stopped."""
+    """inactive: the run had no job and no process. asked: its ranks were asked to stop. dequeued: its job
+    held no nodes and left the queue; the run stays stopped."""
     is_script: bool = False
-    """Whether the program is a script instead of slurmddp's trainer, and decides itself what it saves."""
+    """Whether the program is a script, which saves by itself, instead of slurmddp's trainer."""
     has_saved: bool = False
     """Whether an attempt of the run has saved a checkpoint."""
     jobs: tuple[str, ...] = ()
     """Ids of jobs that left the queue; if there is an `error`, they may still be in it."""
     error: str = ""
-    """Why SLURM did not remove the jobs from the queue. Such a job ends as soon as it starts."""
+    """The reason why SLURM did not remove the jobs from the queue. Such a job ends as soon as it starts."""
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """The outcome of `stop` for each run that it selected."""
+    """The outcome of `stop` for each run of the selection."""
 
     name: str
     """Full name of the run or the sweep."""

@@ -159,8 +159,8 @@ def runs_dir_of(jobs: Sequence[Job]) -> Path:
         if other is not job:
             raise ConfigError(
                 f"Two points of the sweep are the same run {job.run_name}: {_pair(other, job)}.",
-                hint="Sweep only keys of which another value makes another run; docs/reference/"
-                "configuration.md lists them.",
+                hint="Sweep only keys whose values distinguish runs; docs/reference/configuration.md lists "
+                "these keys.",
             )
 
     folders = {job.run_dir.parent for job in jobs}
@@ -173,7 +173,7 @@ def runs_dir_of(jobs: Sequence[Job]) -> Path:
 
 
 def _pair(first: Job, second: Job) -> str:
-    """Return a phrase with the typed settings of each job that the other lacks; if none, with all."""
+    """Return a phrase with the typed settings that distinguish two jobs; with all settings if none do."""
     texts = []
     for job, other in ((first, second), (second, first)):
         typed = [word for word in job.overrides if key_of(word) != FREE_ARGUMENTS]

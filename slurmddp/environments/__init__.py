@@ -1,1 +1,1 @@
-"""The rank of this process: pure functions from environment variables to a `RankInfo`."""
+"""Read the rank of a process from its environment variables into a `RankInfo`, by pure functions."""

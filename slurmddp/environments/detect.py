@@ -82,7 +82,7 @@ def detect(
 
 
 def _single(environ: Mapping[str, str]) -> RankInfo:
-    """Return rank 0 of 1, with the CPUs and GPUs of the SLURM job around the process, if there is one."""
+    """Return rank 0 of 1, with the CPUs and GPUs of the SLURM job in which the process runs, if any."""
     return RankInfo(
         environment="single",
         launch_id=environ.get(LAUNCH_ID_VARIABLE, "single"),

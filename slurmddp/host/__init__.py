@@ -1,1 +1,1 @@
-"""One machine: processes, signals, control groups, processors, addresses and ports."""
+"""Handle one machine: its processes, signals, control groups, processors, addresses and ports."""

@@ -32,7 +32,7 @@ def master_name(info: RankInfo) -> str:
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether a name is `localhost` or a loopback address, which means each machine itself."""
+    """Return whether a name is `localhost` or a loopback address, by which each machine means itself."""
     try:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 _ROOT = Path("/")
 _UNLIMITED = 1 << 60
-"""Smallest number of bytes that means no limit: version 1 writes a number of about this size."""
+"""Smallest number of bytes that means no limit: cgroups version 1 writes a number of this size."""
 _SHARE = 0.5
 """Fraction of the free memory that copies may take: the first step still has to allocate its activations."""
 _MEMORY_LIMITS = {1: ("memory.limit_in_bytes",), 2: ("memory.max", "memory.high")}

@@ -19,7 +19,7 @@ from slurmddp.errors import ConfigError
 from slurmddp.host.cgroups import cpu_quota
 
 _PERSONAL = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""Variables by which a person places the threads; then slurmddp does not bind the ranks."""
+"""Variables by which a person binds threads to processors; if one is set, slurmddp binds no rank."""
 _RANKS_PER_CPU = 16
 _RANKS_ANYWHERE = 64
 
@@ -38,7 +38,7 @@ def refuse_crowd(ranks: int, cpus: int, given: str, place: str, machines: int = 
         ranks: the number of ranks on all machines.
         cpus: the number of CPUs of each machine.
         given: the setting as a person typed it, with `{}` in place of the number of ranks.
-        place: what the message calls a machine, such as "this machine".
+        place: the name of a machine in the message, such as "this machine".
         machines: the number of machines.
     """
     limit = most_ranks(cpus)
@@ -58,7 +58,7 @@ class Cpus:
     numa: Mapping[int, int] = field(default_factory=dict)
     """The NUMA node of each processor, if known."""
     core: Mapping[int, int] = field(default_factory=dict)
-    """The first hyper-thread of each processor's core; missing if the processor is the whole core."""
+    """The first hyper-thread of each processor's core; an unlisted processor counts as a core of its own."""
     quota: float | None = None
     """The limit of a control group on processor time, as a number of processors."""
 

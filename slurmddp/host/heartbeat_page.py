@@ -30,7 +30,7 @@ and loads the checkpoint. The later phases belong to the training.
 """
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
-"""Asks a process for its Python stacks; sent only to processes that catch it. Other uses are not known."""
+"""The signal that asks a process to write its Python stacks; sent only to processes that handle it."""
 _NAME = "slurmddp-heartbeat"
 _PAGE_BYTES = 4096
 _PHASE, _STEP, _RESUMED, _STEPS, _WATCHED, _FINISHED, _EXIT_CODE = range(7)
@@ -63,7 +63,7 @@ class RankHeartbeat:
     wait_s: float
     """Seconds of all waits for data together."""
     watched: bool = False
-    """Whether the code that the rank is running writes heartbeats."""
+    """Whether the code that the rank runs at the moment writes heartbeats."""
     forward_s: float = 0.0
     """Seconds of all forward passes together; on a GPU estimated from a sample of the passes."""
     finished: bool = False
@@ -130,11 +130,11 @@ class HeartbeatPage:
         return now
 
     def watch(self, watched: bool) -> None:
-        """Write whether the code that runs from now on will write heartbeats."""
+        """Write to the page whether the code that the rank runs next writes heartbeats."""
         self._counts[_WATCHED] = watched
 
     def finish(self) -> None:
-        """Write that the training has reached its end, and was not stopped before."""
+        """Write to the page that the training has reached its last step and was not stopped before."""
         self._counts[_FINISHED] = True
 
     def resumed(self, step: int) -> None:
@@ -165,8 +165,8 @@ class HeartbeatPage:
     def explained(self, code: int) -> int:
         """Return the exit code that the rank gave to `explain_exit`, if its interpreter exited with `code`.
 
-        Return `code` if the rank gave none, or if `code` is not what the interpreter makes of the rank's
-        code.
+        Return `code` itself if the rank gave no exit code, or if the interpreter would have replaced the
+        rank's code by another code than `code`.
         """
         meant = self.read().exit_code
         replaced = EXIT_FINISHED if meant == EXIT_STOPPED else EXIT_FAILED
@@ -213,7 +213,7 @@ class HeartbeatPage:
         )
 
     def forget_stacks(self) -> None:
-        """Delete the stacks after the page; only the agent calls this and the two methods below."""
+        """Delete the stacks behind the page; only the agent calls this, `stacks_bytes` and `stacks`."""
         os.ftruncate(self.descriptor, _PAGE_BYTES)
         os.lseek(self.descriptor, _PAGE_BYTES, os.SEEK_SET)
 

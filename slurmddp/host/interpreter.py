@@ -1,8 +1,8 @@
-"""The start and the end of a Python program, for a process that another process has forked.
+"""Start and end a Python program in a process that another process has forked.
 
 A forked process has copies of the random states of imported modules, and ends by `os._exit`. These functions
-give it what a program has that starts as `python script.py`: its own random numbers, and an end at which
-threads finish, exit handlers run, and open files reach the disk.
+give it the properties of a program that starts as `python script.py`: its own random numbers, and an end at
+which threads finish, exit handlers run, and open files reach the disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 _ARCHIVES = {"zipfile": "ZipFile", "shelve": "Shelf"}
-"""Classes of the standard library, by module, whose `__del__` completes their file."""
+"""Classes of the standard library, by module, whose `__del__` completes an archive file."""
 _C_WRITERS = (io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)
 
 

@@ -221,7 +221,7 @@ def start_bound(
 
 
 def signal_group(leader: int, sent: signal.Signals) -> None:
-    """Send `sent` to the process group of `leader`; do nothing if the group is gone."""
+    """Send the signal `sent` to the process group of `leader`; do nothing if the group is gone."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, sent)
 
@@ -367,9 +367,10 @@ class OrphanReaper:
         return next(slot for slot in range(_SLOTS) if self._leaders[slot] == content)
 
     def signals_seen(self) -> frozenset[int]:
-        """Return the numbers of the signals that were sent to the reaper, as to every process of the step.
+        """Return the numbers of the signals that the reaper has received, such as signals of SLURM.
 
-        At some sites SLURM signals every process of a step, at most sites only the tasks.
+        At most sites SLURM signals only the tasks of a step. At some sites it signals every process of the
+        step, and so the reaper.
         """
         # The reaper blocks all signals, so they stay pending and can be read here.
         return _signals_of(self.pid, "ShdPnd")

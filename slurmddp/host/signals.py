@@ -1,4 +1,4 @@
-"""Signals as messages: a process collects signals and reads them between other events.
+"""Collect the signals of this process, so that its event loop reads them like messages.
 
 Python writes the number of each signal into a pipe (`signal.set_wakeup_fd`). A single `select` can then wait
 for signals, for the end of children (SIGCHLD) and for output, without polling and without a race.

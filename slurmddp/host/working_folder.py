@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def working_folder() -> Path:
-    """Return the current folder by its path in `$PWD`, which may contain symbolic links, if that is valid."""
+    """Return the path of the current folder, if possible from `$PWD`, which may contain symbolic links."""
     # $PWD is preferred, because compute nodes may lack the physical path: an automounter may show a file
     # system by links.
     shown = os.environ.get("PWD", "")

@@ -28,9 +28,9 @@ class Column:
     values: Sequence[Any]
     """The value of each row: a plain value or a `Cell`."""
     show: Callable[[Any], str] = str
-    """Returns the text of a plain value."""
+    """A function that returns the text of a plain value."""
     kind: Literal["text", "number", "prose"] = "text"
-    """Numbers are aligned right; prose gets the width that the other columns don't need."""
+    """The layout: numbers are aligned right; prose gets the width that the other columns don't need."""
 
     @property
     def cells(self) -> list[Cell]:

@@ -125,7 +125,7 @@ class Sandbox:
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Take the sandbox down if the block fails."""
+        """Stop and remove the sandbox if the block fails."""
         try:
             yield
         except BaseException as error:
@@ -134,7 +134,8 @@ class Sandbox:
             if isinstance(error, (OSError, subprocess.SubprocessError)):
                 reason = plain(error) if isinstance(error, OSError) else error
                 raise SlurmError(
-                    f"The sandbox did not come up: {reason}.", hint="Everything was taken down again."
+                    f"The sandbox did not start: {reason}.",
+                    hint="All processes and files of the sandbox were removed again.",
                 ) from error
             raise
 
@@ -237,7 +238,7 @@ class Sandbox:
         return shell.variables(self.plan, [str(Path(program).parent) for program in programs], environ)
 
     def _daemon_environment(self) -> dict[str, str]:
-        """Return the environment of the daemons: of the caller's variables only PATH."""
+        """Return the environment of the daemons, which has only PATH of the caller's variables."""
         return {
             "PATH": machine.search_path(os.environ),
             "HOME": str(self.root),

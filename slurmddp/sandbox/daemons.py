@@ -168,7 +168,7 @@ def wait_for(plan: Plan, what: str, ready: Callable[[], bool], daemons: list[str
 
     Args:
         plan: the plan of the sandbox.
-        what: a name for what `ready` checks, for the error.
+        what: the name of the awaited state, for the error.
         ready: called every 30 ms.
         daemons: names of daemons, all of which must run.
 
@@ -182,8 +182,8 @@ def wait_for(plan: Plan, what: str, ready: Callable[[], bool], daemons: list[str
         if dead or time.monotonic() > deadline:
             reason = f"{', '.join(dead)} ended" if dead else f"no {what} after {START_LIMIT_S} s"
             raise SlurmError(
-                f"The sandbox did not come up: {reason}.{tails(plan, dead or daemons)}",
-                hint="Everything was taken down again.",
+                f"The sandbox did not start: {reason}.{tails(plan, dead or daemons)}",
+                hint="All processes and files of the sandbox were removed again.",
             )
 
         time.sleep(POLL_S)

@@ -20,11 +20,11 @@ from slurmddp.sandbox.machine import find_program
 from slurmddp.sandbox.plan import Plan
 
 SERVER = "server-glusterfs"
-"""The name under which the server is recorded."""
+"""The name of the server's record."""
 INTERNAL_FOLDER = ".glusterfs"
 VOLUME_ID = "trusted.glusterfs.volume-id"
 OWN_ATTRIBUTES = ("trusted.gfid", "trusted.glusterfs.", "trusted.pgfid.")
-"""The extended attributes that a brick writes begin with one of these."""
+"""Prefixes of the names of the extended attributes that a brick writes to its files."""
 
 
 def start_server(plan: Plan, environment: Mapping[str, str]) -> None:
@@ -81,7 +81,7 @@ def client_command(plan: Plan, name: str, environment: Mapping[str, str]) -> lis
 
 
 def clean(plan: Plan) -> None:
-    """Remove what the server has added to the shared folder; nothing, if the folder is no brick of it."""
+    """Remove the server's files and attributes from the shared folder; do nothing if it is not its brick."""
     folder = _folder(plan)
     try:
         volume_id = os.getxattr(folder, VOLUME_ID)

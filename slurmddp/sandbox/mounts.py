@@ -2,7 +2,7 @@
 
 A node's mount namespace shows the folder of this machine under `real_folder`, and the mount in the folder's
 place. This machine, which stands for the login node, works on the folder itself; only a volume of GlusterFS
-is mounted here, too, because its server knows no file that is written past it.
+is mounted here, too, because its server does not notice files that are written directly into the folder.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from slurmddp.sandbox.machine import find_program
 from slurmddp.sandbox.plan import Plan, SandboxNode
 
 SSHFS_OPTIONS = "auto_cache,dcache_timeout=60,entry_timeout=60,attr_timeout=60,negative_timeout=30"
-"""Listings, names and attributes are remembered for a minute, which is more than NFS does."""
+"""Options of sshfs: it caches listings, names and attributes for a minute, longer than NFS does."""
 
 
 def client(node: SandboxNode | None) -> str:
-    """Return the name under which the process of a mount is recorded; None: the mount of this machine."""
+    """Return the name of the record of the process that serves a mount; None: the mount of this machine."""
     return f"mount-{'login' if node is None else node.name}"
 
 
@@ -78,7 +78,7 @@ def start_client(plan: Plan, node: SandboxNode | None, environment: Mapping[str,
         environment: the variables of the daemons.
     """
     folder = str(plan.request.shared_folder)
-    # The mount of a client that was killed stays, and answers with errors.
+    # The mount of a client that was killed stays, and returns errors, so it is removed first.
     if _is_mounted(plan, node):
         _run_on(plan, node, environment, ["umount", "--lazy", folder])
 
@@ -128,7 +128,7 @@ def remove(plan: Plan, environment: Mapping[str, str]) -> None:
 
 
 def _is_mounted(plan: Plan, node: SandboxNode | None) -> bool:
-    """Return whether a client has mounted the shared folder, without a question to the client."""
+    """Return whether a client has mounted the shared folder, without a request to the client."""
     folder = str(plan.request.shared_folder)
     # On this machine, another program may have mounted something on the folder before.
     for fields in _mounts_of(node, plan):
@@ -154,7 +154,7 @@ def _mounts_of(node: SandboxNode | None, plan: Plan) -> list[list[str]]:
 
 
 def _unescaped(path: str) -> str:
-    """Return a path of mountinfo, in which the kernel writes a blank as \\040."""
+    """Return a path from mountinfo with the kernel's escapes decoded, such as \\040 for a blank."""
     for character in " \t\n\\":
         path = path.replace(f"\\{ord(character):03o}", character)
     return path

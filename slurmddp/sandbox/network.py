@@ -24,7 +24,7 @@ HOLD = 'hostname "$0" && exec sleep infinity'
 
 
 def holder(node: SandboxNode) -> str:
-    """Return the name under which the process that keeps a node's namespaces open is recorded."""
+    """Return the name of the record of the process that keeps a node's namespaces open."""
     return f"host-{node.name}"
 
 
@@ -46,7 +46,7 @@ def enter(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> list
 
 
 def _kinds(plan: Plan) -> list[str]:
-    """Return the options of nsenter and unshare for the namespaces that a node has of its own."""
+    """Return the options of nsenter and unshare for the kinds of namespaces that each node has."""
     kinds = ["--net", "--uts"]
     if plan.request.shared:
         kinds.append("--mount")
@@ -96,8 +96,8 @@ def build(plan: Plan, environment: Mapping[str, str]) -> None:
 
 def _limit_link(plan: Plan, node: SandboxNode, environment: Mapping[str, str]) -> None:
     """Limit the bandwidth at both ends of a node's link: each end delays the packets that it sends."""
-    # The burst is what the link sends in 10 ms, but at least a segment of the kernel's offloading (64 kB). A
-    # packet waits for 50 ms at most.
+    # The burst is the number of bytes that the link sends in 10 ms, but at least a segment of the kernel's
+    # offloading (64 kB). A packet waits for 50 ms at most.
     burst = max(64_000, plan.request.link_mbit * 1_250)
     shape = f"root tbf rate {plan.request.link_mbit}mbit burst {burst}b latency 50ms"
     tc = find_program("tc", environment["PATH"])
@@ -161,7 +161,7 @@ def ip(
     prefix: Sequence[str] = (),
     must_work: bool = True,
 ) -> None:
-    """Run commands of `ip`.
+    """Run commands of the program `ip`, which configures network interfaces.
 
     Args:
         environment: the variables of the daemons, for PATH.
@@ -190,7 +190,7 @@ def _refuse_taken_names(plan: Plan) -> None:
     taken = {node.name for node in plan.nodes} & known_names
     if taken:
         raise ConfigError(
-            f"{HOSTS_FILE} already knows {', '.join(sorted(taken))}, the names that the nodes would get.",
+            f"{HOSTS_FILE} already contains {', '.join(sorted(taken))}, the names that the nodes would get.",
             hint="Give this sandbox another --name, which its nodes are named after, or remove the other "
             "sandbox with slurmddp sandbox down --dir FOLDER: a comment in that file names FOLDER.",
         )

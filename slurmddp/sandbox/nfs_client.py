@@ -31,7 +31,7 @@ from typing import Any
 from slurmddp.sandbox.nfs_rules import AttributeCache, MountOptions, parse_options
 
 LONGEST_PENDING = 2**20
-"""Bytes of a file that wait for the server at most."""
+"""The largest number of bytes of a file that wait for the server."""
 OPEN_FLAGS = os.O_ACCMODE | os.O_TRUNC | os.O_SYNC | os.O_DSYNC
 ATTRIBUTES = ("st_mode", "st_ino", "st_nlink", "st_uid", "st_gid", "st_size", "st_blocks", "st_rdev")
 SPACE = ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_namemax")
@@ -56,19 +56,19 @@ class OpenFile:
         self._lock = threading.RLock()
 
     def attributes(self) -> os.stat_result:
-        """Return the attributes from the server; raise OSError if another client has removed the file."""
+        """Query the file's attributes on the server; raise OSError if another client has removed the file."""
         attributes = os.fstat(self.descriptor)
         if attributes.st_nlink == 0:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self.path)
         return attributes
 
     def read(self, size: int, offset: int) -> bytes:
-        """Read from the server."""
+        """Return bytes of the file from the server."""
         self.attributes()
         return os.pread(self.descriptor, size, offset)
 
     def write(self, data: bytes, offset: int) -> None:
-        """Keep data for the server; raise OSError if earlier data could not be written."""
+        """Store data that the server gets later; raise OSError if earlier data could not be written."""
         with self._lock:
             self.raise_failure()
             end = self._offset + len(self._pending)
@@ -83,13 +83,13 @@ class OpenFile:
             self._pending += data
 
     def waits_since(self, deadline: float) -> bool:
-        """Return whether data wait for the server since `deadline` or longer."""
+        """Return whether unsent data have waited for the server since before the time `deadline`."""
         return bool(self._pending) and self._pending_since <= deadline
 
     def write_back(self) -> bool:
         """Write the pending data to the server, and return whether there were any.
 
-        `raise_failure` raises the error that this meets.
+        An error of the write is stored, and `raise_failure` raises it later.
         """
         with self._lock:
             data = memoryview(bytes(self._pending))
@@ -122,12 +122,12 @@ class NfsClient:
 
     Args:
         folder: the folder on the server.
-        options: what the client remembers, and for how long.
+        options: the times for which the client remembers names and attributes.
         cache: attributes and names; None: a new cache on the clock of this machine.
     """
 
     use_ns = True
-    """Times are whole nanoseconds."""
+    """Whether libfuse passes times as whole nanoseconds."""
 
     def __init__(self, folder: str, options: MountOptions, cache: AttributeCache | None = None) -> None:
         self._folder = folder
@@ -184,12 +184,12 @@ class NfsClient:
         return self._cache.attributes_of_open(path, file.inode, file.attributes)
 
     def opendir(self, path: str) -> int:
-        """Ask the server for a folder: its names are forgotten if it has changed."""
+        """Query the server about a folder, and forget the folder's names if the folder has changed."""
         self._cache.ask(path)
         return 0
 
     def readdir(self, path: str, handle: int) -> list[tuple[str, dict[str, int], int]]:
-        """Return the entries of a folder: name, inode and type, and no offset."""
+        """Return the entries of a folder, each as (name, inode and type, 0); libfuse wants 0 as offset."""
         kinds = {".": stat.S_IFDIR, "..": stat.S_IFDIR}
         listing = [(name, {"st_ino": 1, "st_mode": kind}, 0) for name, kind in kinds.items()]
         with os.scandir(self._on_server(path)) as entries:
@@ -206,12 +206,12 @@ class NfsClient:
         return os.readlink(self._on_server(path))
 
     def statfs(self, path: str) -> dict[str, int]:
-        """Return the space of the server."""
+        """Return the free and the total space of the server's file system."""
         space = os.statvfs(self._on_server(path))
         return {name: getattr(space, name) for name in SPACE}
 
     def open(self, path: str, info: Any) -> int:
-        """Open a file on the server, which also tells whether the data that the kernel holds are old."""
+        """Open a file on the server, and let the kernel drop its cached data if the file has changed."""
         try:
             # Without O_APPEND, because Linux would then ignore the offset of a write.
             descriptor = os.open(self._on_server(path), info.flags & OPEN_FLAGS)
@@ -225,7 +225,7 @@ class NfsClient:
         return 0
 
     def create(self, path: str, mode: int, info: Any) -> int:
-        """Open a file that need not exist."""
+        """Create a file on the server, or open it if it exists."""
         flags = info.flags & (OPEN_FLAGS | os.O_EXCL) | os.O_CREAT
         with self._cache.changing(path, exists=True):
             descriptor = os.open(self._on_server(path), flags, mode)
@@ -233,7 +233,7 @@ class NfsClient:
         return 0
 
     def _register(self, path: str, descriptor: int, info: Any) -> bool:
-        """Keep an open file for libfuse; return whether the file has changed since this client last asked."""
+        """Store an open file; return whether the server's file has changed since this client's last query."""
         appends = bool(info.flags & os.O_APPEND)
         self._files[descriptor] = OpenFile(descriptor, path, appends=appends)
         info.fh = descriptor
@@ -250,7 +250,8 @@ class NfsClient:
     def write(self, path: str, data: bytes, offset: int, info: Any) -> int:
         """Write to an open file; the server gets the data later."""
         file = self._files[info.fh]
-        # Other writers of this host come first, because they know each other's data.
+        # Data of other writers of this host are sent first: processes of one host see each other's writes at
+        # once.
         for other in list(self._files.values()):
             if other.inode == file.inode and other is not file:
                 other.write_back()
@@ -272,7 +273,7 @@ class NfsClient:
         return 0
 
     def fallocate(self, path: str, mode: int, offset: int, length: int, info: Any) -> int:
-        """Reserve space on the server."""
+        """Reserve space for a file on the server."""
         if mode:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         os.posix_fallocate(self._files[info.fh].descriptor, offset, length)
@@ -338,7 +339,7 @@ class NfsClient:
         return 0
 
     def rename(self, old: str, new: str) -> int:
-        """Give a file or a folder another name, and replace what had the name."""
+        """Rename a file or a folder, and replace a file or an empty folder that has the new name."""
         with self._cache.changing(old, exists=False), self._cache.changing(new, exists=True):
             os.rename(self._on_server(old), self._on_server(new))
         # libfuse uses the new name for the open file from now on.
@@ -390,7 +391,7 @@ class NfsClient:
 
 
 def _moment_ns(value: int, before: int) -> int:
-    """Return a time in nanoseconds, for which UTIME_NOW and UTIME_OMIT may stand."""
+    """Return the time for `value` in nanoseconds: UTIME_NOW means now, UTIME_OMIT the time `before`."""
     if value == NOW_NS:
         return time.time_ns()
     if value == OMIT_NS:
@@ -409,7 +410,7 @@ def mount(folder: str, target: str, options: MountOptions) -> None:
                 return -errno.EINVAL
             return int(self.rename_fuse_2(old, new))
 
-    # The kernel has applied the umask of the process that creates a file.
+    # The kernel has applied the umask of the process that creates a file, so this process must apply none.
     os.umask(0)
     client = NfsClient(folder, options)
     Mount(

@@ -1,4 +1,4 @@
-"""Decide what a client of NFS remembers, and for how long.
+"""Decide which names and attributes of files an NFS client remembers, and for how long.
 
 The rules are those of the Linux client, from nfs(5), sections "Data and metadata coherence" and "Directory
 entry caching", and from RFC 1813 and RFC 8881:
@@ -30,12 +30,12 @@ from slurmddp.errors import ConfigError
 
 LOOKUP_CACHES = ("all", "positive", "none")
 CLOCK_TICK_NS = 20_000_000
-"""Two changes of a file within a tick of the kernel's clock may have the same time stamp."""
+"""Longest tick of the kernel's clock: two changes of a file within a tick may get the same time stamp."""
 
 
 @dataclass(frozen=True)
 class MountOptions:
-    """The options of a mount, named and preset as in nfs(5)."""
+    """The options of a mount, with the names and default values of nfs(5)."""
 
     acregmin: float = 3
     acregmax: float = 60
@@ -91,9 +91,9 @@ class _Remembered:
     valid_s: float
     asked_at: float
     is_settled: bool
-    """Whether a later change would have another time stamp."""
+    """Whether every later change gets another time stamp, so that the attributes show it."""
     names: dict[str, bool] = field(default_factory=dict)
-    """Of a folder: whether each name that was looked up exists."""
+    """For a folder: each name that was looked up, and whether it exists."""
 
 
 class AttributeCache:
@@ -115,7 +115,7 @@ class AttributeCache:
         self._ask_server = ask_server
         self._clock = clock
         self._known: dict[str, _Remembered] = {}
-        # libfuse calls from several threads.
+        # The lock is needed because libfuse calls the client from several threads.
         self._lock = threading.RLock()
 
     def attributes(self, path: str) -> os.stat_result:
@@ -135,7 +135,7 @@ class AttributeCache:
             return self.ask(path)
 
     def _remembered_name(self, path: str) -> bool | None:
-        """Return whether this client remembers that a name exists, or that it does not; None: it asks."""
+        """Return whether a name exists, as this client remembers; None if it must ask the server."""
         if path == "/":
             return True
 
@@ -189,7 +189,7 @@ class AttributeCache:
             return attributes
 
     def learn(self, path: str, attributes: os.stat_result) -> bool:
-        """Remember attributes that came from the server; return whether they differ from the last ones."""
+        """Store attributes that came from the server; return whether they differ from the stored ones."""
         with self._lock:
             has_changed = self._remember(path, attributes)
             self._set_name(path, True)
@@ -225,14 +225,14 @@ class AttributeCache:
             self._known.pop(path, None)
 
     def _forget_below(self, path: str) -> None:
-        """Forget a path and all that is below it."""
+        """Forget the attributes and names of a path and of all paths below it."""
         paths_below = [known for known in self._known if known == path or known.startswith(f"{path}/")]
         for path_below in paths_below:
             del self._known[path_below]
 
     @contextlib.contextmanager
     def changing(self, path: str, *, exists: bool) -> Iterator[None]:
-        """Change an entry of a folder by the block, and remember the folder as it is after the change.
+        """Let the block change an entry of a folder, and store the folder's attributes after the change.
 
         Args:
             path: the path of the entry.
@@ -250,7 +250,7 @@ class AttributeCache:
             try:
                 yield
             except OSError:
-                # The server has refused: this client knows the folder less well than it thought.
+                # The server has refused the change, so the stored attributes of the folder may be wrong.
                 self.forget(folder)
                 raise
 
@@ -267,5 +267,5 @@ def _state(attributes: os.stat_result) -> tuple[int, ...]:
 
 
 def _is_settled(attributes: os.stat_result) -> bool:
-    """Return whether a change from now on would have another time stamp."""
+    """Return whether every change from now on gets another time stamp than the file has."""
     return time.time_ns() - attributes.st_ctime_ns > CLOCK_TICK_NS

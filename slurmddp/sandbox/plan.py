@@ -22,7 +22,7 @@ MOST_NODES = 200
 SLURMD_PORT = 6818
 SHARED = ("nfs", "sshfs", "glusterfs")
 LONGEST_ROOT = 66
-"""Linux allows 107 characters for a unix socket, and sockets need up to 40 below the state folder."""
+"""Longest path of a state folder in characters: Linux allows 107 for a unix socket in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Request:
     kill_wait_s: int = 10
     """Seconds between SIGTERM and SIGKILL, unless the grace time of a partition applies."""
     shared: str = ""
-    """A kind of `SHARED`: the file system through which each node sees `shared_folder`; empty: as it is."""
+    """The file system, of `SHARED`, through which nodes see `shared_folder`; empty: the folder itself."""
     shared_folder: Path | None = None
     mount_options: str = ""
     """Further options of the mounts, separated by commas."""
@@ -70,7 +70,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class SandboxNode:
-    """A node: name, address and slurmd port; with namespaces the name is its host name too."""
+    """A node: name, address and slurmd port. With namespaces, the name is also the node's host name."""
 
     name: str
     address: str
@@ -175,7 +175,7 @@ def _check_shared(request: Request) -> None:
             hint="Name another folder with --folder, or another one for the sandbox with --dir.",
         )
 
-    # GlusterFS runs what stands between backticks in its files.
+    # GlusterFS runs text between backticks in its files as a shell command.
     if request.shared == "glusterfs" and re.search(r"[`\"\\\n]", str(folder)):
         raise ConfigError(
             f"GlusterFS can't serve {str(folder)!r}, because of a character in its path.",

@@ -123,7 +123,9 @@ def test_a_node_whose_agent_is_gone_has_failed_if_it_was_started_again(
 ) -> None:
     failing(run, node("n1"), node("n2", began=began))
     run.start(step)
-    assert [entry["reason"] for entry in run.excluded()] == ["its slurmd has restarted since"] * failed
+    assert [entry["reason"] for entry in run.excluded()] == [
+        "its slurmd has restarted since the attempt started"
+    ] * failed
 
 
 def test_a_node_that_the_preflight_found_unhealthy_is_kept_out_of_the_next_attempt(run: Run) -> None:
@@ -334,7 +336,7 @@ def again(run: Run, **environ: str) -> int:
 def test_an_attempt_that_is_given_its_failed_node_again_leaves_it_to_others(run: Run) -> None:
     assert again(vanished(run)) == 0
     assert [(entry["node"], entry["reason"]) for entry in run.excluded()] == [
-        ("n1", "its slurmd has restarted since")
+        ("n1", "its slurmd has restarted since the attempt started")
     ]
     assert run.asked() == ["requeue 41", "update JobId=41 ExcNodeList=n1"]
     assert run.folder.attempts() == [0]

@@ -207,7 +207,7 @@ def test_trouble_on_the_way_has_an_exit_code_of_its_own_and_starts_nothing(node:
     cut = "dd bs=1 count=20000 2>/dev/null"
     ssh.write_text(reached.replace("#!/bin/sh\n", f"#!/bin/sh\n{cut} | ") + "\nexit 255\n")
     (Path("train.py")).write_text("#" * 100_000)
-    assert "train.py did not arrive complete. Nothing was changed or started" in trouble()
+    assert "train.py did not arrive completely. Nothing was changed or started" in trouble()
     assert not (there / "train.py").exists()
 
 

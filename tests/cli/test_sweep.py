@@ -202,7 +202,7 @@ def test_map_array_submits_one_array_whose_runs_have_the_order_of_the_arguments(
     assert {run.status().state for run in runs} == {"queued"}
     assert slurmddp.map_array("math.pow", [2], [2.5], **settings)[0].path == runs[1].path
     assert len(cluster.submissions) == 1, "the same point is never submitted twice"
-    with pytest.raises(RunStateError, match="can't be put aside"):
+    with pytest.raises(RunStateError, match="can't be renamed"):
         slurmddp.map_array("math.pow", [2], [2.5], again=True, **settings)
     runs[1].cancel()
     assert [cluster.states[job].state for job in ("1_0", "1_1")] == ["PENDING", "CANCELLED"]
@@ -426,7 +426,7 @@ def test_an_active_run_of_a_sweep_lets_no_other_one_be_put_aside(project, cluste
     finish(cluster, finished)
     before = sorted((project / "runs").iterdir())
     assert main([*words, "--again"]) == EXIT_RUN_STATE
-    assert "An active run can't be put aside; nothing was changed" in capsys.readouterr().err
+    assert "The folder of an active run can't be renamed; nothing was changed" in capsys.readouterr().err
     assert sorted((project / "runs").iterdir()) == before
     assert finished.events()[-1]["outcome"] == "finished"
 

@@ -49,10 +49,10 @@ def test_the_same_command_does_not_submit_twice(project, cluster, capsys):
 @pytest.mark.parametrize(
     ("state", "code", "words"),
     [
-        ("PENDING", EXIT_RUN_STATE, "is queued: job 1.*can't be put aside.*Run `slurmddp cancel first-"),
-        ("RUNNING", EXIT_RUN_STATE, "is starting: job 1.*can't be put aside.*Run `slurmddp cancel first-"),
+        ("PENDING", EXIT_RUN_STATE, "is queued: job 1.*can't be renamed.*Run `slurmddp cancel first-"),
+        ("RUNNING", EXIT_RUN_STATE, "is starting: job 1.*can't be renamed.*Run `slurmddp cancel first-"),
         ("silent", EXIT_SLURM, "is not known.*Nothing was submitted"),
-        ("unanswered", EXIT_RUN_STATE, "is queued: job 1.*can't be put aside"),
+        ("unanswered", EXIT_RUN_STATE, "is queued: job 1.*can't be renamed"),
         ("unanswered and silent", EXIT_SLURM, "Nothing was submitted"),
     ],
 )

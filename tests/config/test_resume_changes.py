@@ -81,7 +81,7 @@ def test_a_run_keeps_its_folder_when_slurmddp_would_name_it_otherwise(project: P
     ("settings", "change", "words"),
     [
         ((), "digits", "'digits' is not a setting. Settings are written KEY=VALUE"),
-        ((), "seed=3", "changes what .* computes; .*`slurmddp rerun {name} seed=3` starts a new run"),
+        ((), "seed=3", "would change the results of .*; .*`slurmddp rerun {name} seed=3` starts a new run"),
         (("program.script=train.py",), "seed=3", "`slurmddp rerun {name} seed=3` starts a new run"),
     ],
 )
@@ -139,11 +139,11 @@ def test_a_run_goes_on_at_another_size_with_the_same_steps(project: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("train.batch_size=9", "changes what gpt-.* computes.*starts a new run"),
+        ("train.batch_size=9", "would change the results of gpt-.*starts a new run"),
         ("train.steps=9", "train.steps=9 does not extend gpt-.* is 400.*Give more than 400.*rerun"),
         ("nodes=3", r"128 samples.*24 ranks.*Numbers of ranks that work: 1, 2, 4, 8, 16, 32, 64, 128"),
-        ("name=x", "changes what"),
-        ("~policy", "changes what"),
+        ("name=x", "would change the results of"),
+        ("~policy", "would change the results of"),
         ("time_limit", "no value"),
         ("time_limit=soon", "not a time"),
         ("policy.max_restart=1", "Did you mean policy.max_restarts"),

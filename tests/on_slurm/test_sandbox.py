@@ -281,5 +281,5 @@ def test_a_failed_start_tells_the_log_and_takes_everything_down(
     with pytest.raises(SlurmError, match="the disk is on fire") as caught:
         mine.up()
     assert re.search(rf"{mine.request.name}-n\d", caught.value.message)
-    assert "taken down again" in caught.value.hint
+    assert "were removed again" in caught.value.hint
     assert_no_trace(mine)

@@ -68,7 +68,7 @@ def _measure_node(d: Distributon, offset_s: float) -> dict[str, Any]:
 
 
 def _name(d: Distributon) -> str:
-    """Return HOST:NODE; the node number distinguishes nodes that are emulated on one host."""
+    """Return the name of this rank's node, HOST:NUMBER; several nodes may be emulated on one host."""
     return f"{socket.gethostname()}:{d.node_rank}"
 
 

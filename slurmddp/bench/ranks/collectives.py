@@ -110,7 +110,7 @@ def _largest_error(name: str, source: torch.Tensor, expected: torch.Tensor, link
 
 
 def _counts(name: str, link: CountedLink, device: torch.device) -> dict[str, int | None]:
-    """Return the columns `messages` and `bytes_sent`: the maximum over all ranks that `link` has counted.
+    """Return the messages and bytes that `link` has counted, as maxima over all ranks.
 
     Both are None for torch's own all-reduce, which does not use the link.
     """

@@ -63,7 +63,7 @@ class StepTimes:
 
     data: list[float] = field(default_factory=list)
     gradients: list[float] = field(default_factory=list)
-    """Forward and backward pass, including their communication."""
+    """Seconds of forward and backward pass, including their communication."""
     optimizer: list[float] = field(default_factory=list)
 
     @property
@@ -114,7 +114,7 @@ def train(
 
 
 def reset_peak(device: torch.device) -> None:
-    """Reset the peak that `peak_memory` returns to the memory that is in use now."""
+    """Lower the peak that `peak_memory` returns to the memory in use at this moment."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return

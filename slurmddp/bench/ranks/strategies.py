@@ -22,9 +22,9 @@ TOLERANCE = 1e-4
 """Largest allowed difference of a final weight from the training in one process; rounding is far below."""
 
 Built = tuple[nn.Module, Optimizer, Callable[[], object]]
-"""The model to call, the optimizer to step, and a function to call after the last step."""
+"""A contestant: the model to call, its optimizer, and a function to call after the last step."""
 Contestant = Callable[[nn.Module, torch.device], Built]
-"""Builds a wrapper and an optimizer for a model."""
+"""A function that wraps a model and builds its optimizer."""
 
 
 def _nothing() -> None:
@@ -76,7 +76,7 @@ ALONE: Mapping[str, Contestant] = {"single": _single, "data_parallel": _data_par
 
 
 def contestants() -> dict[str, Contestant]:
-    """Return what the benchmark compares, by name: slurmddp's strategies and torch's own wrappers."""
+    """Return the builder of each contestant by name: slurmddp's strategies and torch's own wrappers."""
     shipped = {name: _strategy(name) for name in strategies.STRATEGIES if name not in ALONE}
     return {**ALONE, "torch DDP": _torch_ddp, "torch FSDP": _torch_fsdp, **shipped}
 
@@ -116,7 +116,7 @@ def _weights(model: nn.Module) -> torch.Tensor:
 def _row(
     d: Distributon, settings: Settings, name: str, build: Contestant, expected: torch.Tensor
 ) -> dict[str, Any]:
-    """Train the bare model and then the wrapped one, and return the row of a contestant.
+    """Train the bare model and then the wrapped model, and return the contestant's row of the table.
 
     Args:
         d: a launched Distributon.

@@ -1,4 +1,4 @@
-"""Hash the bytes of checkpoint files: their digests, and a reader that hashes what it reads."""
+"""Compute the sizes and digests of checkpoint files, also while a file is read for another purpose."""
 
 from __future__ import annotations
 

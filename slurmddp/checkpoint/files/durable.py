@@ -113,7 +113,7 @@ def copy_hashed(
 
 
 class _Throttle:
-    """Brake of a background write: it sleeps between the pieces, to leave the processors to the training.
+    """Slows down a background write: sleeps between its pieces, to leave the processors to the training.
 
     It measures the processor time of the whole process, so a process may have only one such write at a time.
     """

@@ -19,10 +19,10 @@ from slurmddp.near_matches import near_matches
 
 _NAMES = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "uint16": "U16", "uint32": "U32",
           "uint64": "U64", "complex64": "C64"}  # fmt: skip
-"""Safetensors' names of types that checkpoints store as bytes, because older versions lack these types."""
+"""Safetensors' names of the types that checkpoints store as bytes: older safetensors releases lack them."""
 _WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2,
            "I16": 2, "U16": 2}  # fmt: skip
-"""Bytes of a number of each type; types that are missing have 1."""
+"""Size in bytes of an element of each type; the elements of all other types have 1 byte."""
 AVERAGED = "ema"
 """The name of the model with averaged weights, which `train.ema` saves beside "model"."""
 _COMPILED = "_orig_mod."
@@ -117,7 +117,7 @@ def _pairs(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def _tensors_in(value: Any) -> dict[str, str]:
-    """Return the names in the files of a module's tensors, by state_dict key; empty for other objects."""
+    """Return the names of a module's tensors in the files, by state_dict key; empty for other objects."""
     # A module's state_dict is an OrderedDict, which the tree marks with the key "ordered".
     if not isinstance(value, dict) or "ordered" not in value:
         return {}
@@ -162,9 +162,9 @@ class _Tensor:
     """A tensor to export: the files that contain its bytes, and its entry in the new file."""
 
     stored: str
-    """Its name in the files of the checkpoint."""
+    """The tensor's name in the files of the checkpoint."""
     sources: Sequence[_Source]
-    """The files with its bytes; a sharded tensor has rows in several files, in this order."""
+    """The files that contain the tensor's bytes; several files with rows, in order, for a sharded tensor."""
     dtype: str
     shape: list[int]
     size: int

@@ -28,7 +28,7 @@ from slurmddp.settings.spec import parse_best
 
 OTHER_VERSION = "other version"
 RENAMED = {"quarantined": BAD, "abandoned": ABANDONED}
-"""By state of renamed checkpoints, the prefix of their names; no load uses them."""
+"""The name prefix of renamed checkpoints, by their state; these checkpoints are never loaded."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def best_of_run(root: Path) -> Best | None:
 
 
 def best_whole(root: Path, best: Best) -> Path | None:
-    """Return the best checkpoint that verifies, or None; do not rename or repair anything."""
+    """Return the checkpoint with the best metric that verifies, or None; do not rename or repair anything."""
     for folder in ranked(root, best):
         if _listed(folder, True, "").state == "verified":
             return folder

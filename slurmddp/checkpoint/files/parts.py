@@ -31,7 +31,7 @@ PATIENCE_S = 120.0
 an old size of a file."""
 _POLL_S = 0.05
 _MAX_POLL_S = 1.0
-"""The first and the longest pause between two looks at the parts, in seconds."""
+"""The first and the longest pause between two checks of the parts, in seconds."""
 _NO_LINKS = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP})
 """Errors of file systems without hard links, or without hard links between folders."""
 
@@ -51,7 +51,7 @@ class Parts:
     name: str
     """Name of the checkpoint's folder."""
     stamp: int
-    """Nanoseconds since the epoch at the save, which distinguish several saves of the same name."""
+    """The time of the save, in nanoseconds since the epoch; it distinguishes saves with the same name."""
     ranks: int
     """Number of ranks that have shards."""
 
@@ -111,7 +111,7 @@ class Parts:
             write_small(self._records(part), json.dumps({"error": text}))
 
     def collect(self, names: Collection[str], target: Path) -> dict[str, FileRecord]:
-        """Wait until other writers have completed the files `names`, and add the files to a folder.
+        """Wait until other writers have completed the files `names`, and add them to the folder `target`.
 
         Files are added by hard links if the file system has them. The parts then stay complete, so the call
         can be repeated. Otherwise the files are moved.

@@ -51,7 +51,7 @@ from slurmddp.runs.folder.run_context import RunContext
 log = logging.getLogger(__name__)
 
 Fill = Callable[[Path], Mapping[str, FileRecord]]
-"""Writes the files of a checkpoint into an empty folder, flushes them, and returns their records by name."""
+"""A function that writes and flushes a checkpoint's files in an empty folder, and returns their records."""
 
 
 def publish(
@@ -133,7 +133,7 @@ def _publish_once(
 
 
 def _filled(folder: Path, fill: Fill) -> Mapping[str, FileRecord]:
-    """Call `fill` and return its records.
+    """Call `fill` with the folder, check the written files against the returned records, return the records.
 
     Raises:
         CheckpointError: the folder does not contain exactly the files in the records.
@@ -190,7 +190,7 @@ def versions() -> dict[str, str]:
 
 
 def check(step: int, keep_last: int, meta: Mapping[str, Any]) -> None:
-    """Check these arguments of `publish` without a write.
+    """Check the arguments of `publish` that can be checked before the write.
 
     Raises:
         CheckpointError: `step` is negative, or JSON can't represent `meta` exactly.

@@ -34,7 +34,7 @@ MIN_KEPT = 2
 """Number of newest verified checkpoints that are never deleted."""
 
 _TEMPORARY_POINTER = re.compile(rf"\.{POINTER_FILE}\.[0-9a-f]{{16}}")
-"""Names of the file that replaces the pointer while it is written."""
+"""Name of the temporary file that is written first and then renamed to the file `latest`."""
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +68,11 @@ def still_good(folder: Path) -> bool:
 
 
 def prune(root: Path, keep_last: int, newest: Path, keep_best: Best | None = None) -> None:
-    """Delete checkpoints older than the last `keep_last` verified checkpoints, of which `newest` is one.
+    """Delete the checkpoints that are older than the newest `keep_last` verified checkpoints.
 
-    At least MIN_KEPT (2) verified checkpoints stay. These stay too and do not count: checkpoints of later
-    steps than `newest`, checkpoints of other programs, and the best verified checkpoint by `keep_best`.
+    At least MIN_KEPT (2) verified checkpoints stay, `newest` among them. Checkpoints of later steps than
+    `newest`, checkpoints of other programs, and the best verified checkpoint by `keep_best` stay as well, and
+    do not count.
     """
     keep = max(keep_last, MIN_KEPT)
     newest_step = step_of(newest) or 0

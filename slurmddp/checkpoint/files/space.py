@@ -40,7 +40,7 @@ def reserve(descriptor: int, needed: int, folder: Path) -> None:
     Unlike the count of free blocks, a reservation respects quotas, and no other process can take the space.
 
     Args:
-        descriptor: of the open file.
+        descriptor: the descriptor of the file.
         needed: the size in bytes; 0 reserves nothing.
         folder: the folder of the file.
 
@@ -99,9 +99,9 @@ def write_back(descriptor: int, start: int, size: int) -> None:
     """Let the kernel start to write a range of a file to the disk, so that less is left for the flush.
 
     Args:
-        descriptor: of the open file.
+        descriptor: the descriptor of the file.
         start: the first byte of the range.
-        size: of the range, in bytes.
+        size: the length of the range in bytes.
     """
     # The result is ignored, because the later fsync reports errors.
     _libc.sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), _WRITE)

@@ -29,7 +29,7 @@ _POLL_S = 0.01
 _UNKILLABLE_S = 2.0
 """The longest wait for the end of a killed writer, in seconds: the kernel may delay the end during I/O."""
 _KEEP_ALL = sys.maxsize
-"""`keep_last` of a flush: the ranks, which know how many checkpoints to keep, have ended."""
+"""Value of `keep_last` for a flush, which deletes no checkpoint: only the ranks know the real value."""
 
 Start = Callable[[], tuple[WriterChannel, subprocess.Popen[bytes]]]
 
@@ -184,7 +184,7 @@ class CheckpointService:
             self._answer(interrupted, _killed(interrupted.request, status))
 
     def _listen(self) -> None:
-        """Read the writer's messages: the result of a write, and then "finished" when the next may begin."""
+        """Read the writer's messages: the result of a write, then "finished" when it can take a new one."""
         if self._writer is None:
             return
 
@@ -202,7 +202,7 @@ class CheckpointService:
         write.is_answered = True
         shared_buffer.set_writing(self._slots[write.request["slot"]], False)
         if write.channel is not None:
-            # The rank may have ended.
+            # The rank may have ended; nobody needs the result then.
             with suppress(OSError):
                 write.channel.agent_end.send(result)
 
@@ -238,7 +238,8 @@ class CheckpointService:
     def _flush_request(self, run_dir: Path, attempt: int) -> Request | None:
         """Return a request to write the newest state.
 
-        None if there is no state, if the disk has one as new, or if its write was requested already.
+        None if there is no state, if a checkpoint on the disk is as new, or if the write was requested
+        already.
         """
         headers = {slot: shared_buffer.read_header(number) for slot, number in self._slots.items()}
         states = [(state.order, slot, state) for slot, state in headers.items() if state is not None]
@@ -373,7 +374,7 @@ class CheckpointService:
         self._writer.channel.send(write.request)
 
     def _requeue(self, write: _Write) -> None:
-        """Put a request back because the writer has ended; the second time, report an error instead."""
+        """Queue a request again because the writer has ended; the second time, report an error instead."""
         if self._writer is not None:
             self._writer.is_gone = True
 

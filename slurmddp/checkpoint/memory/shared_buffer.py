@@ -57,7 +57,7 @@ class StoredState:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Return the key to sort states by: the newer of two states has the greater key."""
+        """Return the key by which states are sorted: a newer state has a greater key."""
         return self.step, self.stamp
 
     @property

@@ -15,7 +15,7 @@ from slurmddp.checkpoint.state.safetensors_stream import byte_view, is_aligned, 
 log = logging.getLogger(__name__)
 
 _SMALL_BYTES = 256 << 10
-"""Up to this size a memmove is faster than torch's copy, which has more overhead and one thread as well."""
+"""Up to this size memmove is faster than torch's copy, which has more overhead and no more threads."""
 
 
 class MappedTensor:

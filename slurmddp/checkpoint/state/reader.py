@@ -275,7 +275,8 @@ def read(path: Path, mesh: DeviceMesh | None = None) -> Checkpoint:
 def _folders(root: Path) -> list[Path]:
     """Return the checkpoint folders under `root`, newest first.
 
-    Before, complete a replacement that was interrupted, and warn if other accounts can write to `root`.
+    First, an interrupted replacement of a checkpoint is completed, and a warning is logged if other accounts
+    can write to `root`.
     """
     if not (is_there(root) and root.is_dir()):
         return []

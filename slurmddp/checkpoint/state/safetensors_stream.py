@@ -72,7 +72,7 @@ def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
 
 
 def encoded_size(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Return the number of bytes that `encode` yields."""
+    """Return the size in bytes of the safetensors file that `encode` yields."""
     head, ordered = layout(tensors)
     return len(head) + sum(tensor.nbytes for tensor in ordered)
 
@@ -86,7 +86,7 @@ def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tenso
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Return whether `tensor` is in CPU memory exactly as `encode` yields it, so that no copy is needed."""
+    """Return whether `encode` yields the memory of a tensor itself instead of a copy."""
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -168,7 +168,7 @@ def _read_header(source: Source, size: int) -> tuple[dict[str, Any], dict[str, A
 
 
 def _empty(entry: dict[str, Any], odd: dict[str, Any] | None) -> torch.Tensor:
-    """Return an uninitialized CPU tensor with the dtype and shape of `odd`; None: of `entry`."""
+    """Return an uninitialized CPU tensor with dtype and shape of `odd`, or of `entry` if `odd` is None."""
     if odd:
         dtype = getattr(torch, odd["dtype"])
         shape = odd["shape"]

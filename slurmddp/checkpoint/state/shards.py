@@ -115,7 +115,7 @@ def joined(
 def _wanted_rows(
     table: Mapping[str, Any], number: int, bounds: Mapping[str, Sequence[int]]
 ) -> dict[str, slice]:
-    """Return the wanted rows in the file of rank `number`, as a slice of the file's rows for each tensor.
+    """Return, for each tensor, the slice of the rows in the file of rank `number` that this rank needs.
 
     Args:
         table: as in `joined`.

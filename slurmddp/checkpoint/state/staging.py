@@ -71,7 +71,7 @@ class ShardWriters(Protocol):
         """Let each rank of this node copy its shard file into a memory file.
 
         Args:
-            descriptor: of the memory file.
+            descriptor: the descriptor of the memory file.
             view: the map of the memory file.
             starts: by rank, the first byte of its shard file in the memory file.
 
@@ -122,7 +122,7 @@ class StagingBuffers:
         self._preparing.start()
 
     def _prepare(self, size: int) -> None:
-        """Allocate buffers for states of `size` bytes. NoMemory is kept, for `copy` to raise."""
+        """Allocate buffers for states of `size` bytes; store a NoMemory error, which `copy` raises."""
         try:
             self._make_slots(size)
             for slot in self._slots:
@@ -194,7 +194,7 @@ class StagingBuffers:
         return number
 
     def has_free(self) -> bool:
-        """Return whether a buffer is not being written to the disk, or is still to be created."""
+        """Return whether a buffer is free: it is not being written to the disk, or does not exist yet."""
         return len(self._slots) < self._wanted or any(map(_is_free, self._slots))
 
     def _is_ready(self, size: int) -> bool:

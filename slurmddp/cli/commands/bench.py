@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _only(arguments: list[str], count: int, usage: str) -> list[str]:
-    """Return `arguments` if their number is `count`.
+    """Return the arguments of an action of `slurmddp bench` if their number is `count`.
 
     Raises:
         UsageError: there are more or fewer arguments; the message shows `usage`, the right way to type the

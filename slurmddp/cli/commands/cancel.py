@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Cancel one run, or the runs of a sweep; print what happened; return the exit code."""
+    """Cancel one run, or the runs of a sweep; print the outcome; return the exit code."""
     result = cancel(args.run)
     if args.json:
         print_json(result)
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sentences(run: CancelledRun) -> Iterator[str]:
-    """Yield sentences about what happened to the jobs or the process of a run."""
+    """Yield sentences that report which jobs, or which process, of a run were ended."""
     if not run.cancelled:
         yield f"{run.name} has nothing to cancel: it is {run.state} ({run.detail})."
         return
@@ -48,7 +48,7 @@ def _sentences(run: CancelledRun) -> Iterator[str]:
 
 
 def _of_process(name: str, process: LocalProcess) -> str:
-    """Return a sentence about what happened to the process of a run on this machine."""
+    """Return a sentence that reports how the process of a local run ends, or why it got no signal."""
     if process.outcome == "stopping":
         return (
             f"{name} is cancelled: process {process.pid} saves a checkpoint and stops. "

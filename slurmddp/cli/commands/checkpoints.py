@@ -62,7 +62,7 @@ def _print(result: Checkpoints) -> None:
 
 
 def _cells(row: ListedCheckpoint) -> tuple[str, ...]:
-    """Return the cells of a checkpoint, in the order of `HEADERS`."""
+    """Return the table cells that describe a checkpoint, in the order of `HEADERS`."""
     marks: list[str] = []
     if row.latest:
         marks.append("latest")

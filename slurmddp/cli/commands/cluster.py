@@ -111,7 +111,7 @@ def _detect(names: Sequence[str], *, write: bool) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Print in what each cluster file differs from this site, the site's rules, and the nodes to avoid.
+    """Print the differences between each cluster file and this site, the site's rules, and failed nodes.
 
     Returns:
         `EXIT_CONFIG` if a cluster file does not fit this site, or a run can't work in the file system of its
@@ -139,7 +139,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _print_files(files: FileSystem) -> None:
-    """Print what hosts measured of a file system, and the needs that it does not meet."""
+    """Print the measurements of a file system by several hosts, and the requirements that it fails."""
     from slurmddp.runs.folder.file_system import BY_LISTING, BY_NAME
 
     print(f"\n{files.folder}, seconds until a change of another host is seen:")
@@ -164,7 +164,7 @@ def _seconds(seconds: float | None, limit_s: float) -> str:
 
 
 def _facts(files: FileSystem) -> Iterator[tuple[str, str]]:
-    """Yield the name and the value of each property that holds for all hosts together."""
+    """Yield name and value of each property of a file system that all hosts have measured together."""
     broken = f"{files.broken_reads} of {files.reads} reads of a replaced file found no file or a part"
     yield "rename", broken
     lost = f"{files.lost_lines} of {files.lines} lines lost, {files.broken_lines} broken"

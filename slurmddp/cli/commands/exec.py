@@ -69,7 +69,8 @@ def add_count(parser: argparse.ArgumentParser, *flags: str, purpose: str) -> Non
 
     def read(text: str) -> int:
         if re.fullmatch(r"0*[1-9]\d{0,8}", text) is None:
-            # Not an ArgumentTypeError, because argparse would put its own text before the message.
+            # ConfigError instead of ArgumentTypeError, because argparse would put its own text before the
+            # message.
             raise ConfigError(
                 f"{flags[0]} needs a whole number of at least 1, not {text}.",
                 hint=f"An example: {flags[0]} 2.",

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the state of a run, why it waits, and what to do about it; return the exit code."""
+    """Print the state of a run, the reason why it waits, and advice; return the exit code."""
     result = explain(args.run)
     if args.json:
         print_json(result)

@@ -1,4 +1,4 @@
-"""List the runs of this account, the most recently active first, or the runs of a sweep.
+"""List your runs, the most recently active first, or the runs of one sweep.
 
 The list includes runs that were submitted over ssh; their folders begin with HOST: of the login node.
 """
@@ -186,7 +186,7 @@ def _rows(runs: Sequence[RunStatus], now: float) -> tuple[Sequence[Sequence[str]
 def settings(runs: Sequence[RunStatus]) -> dict[Path, str]:
     """Return the settings with which each run was started, as one short line, by the path of the run.
 
-    Left out are settings that all runs with the same first part of the name share.
+    Settings that all runs with the same `name=` share are left out.
     """
     typed = {run.path: _typed(RunFolder(run.path)) for run in runs}
     names = {run.path: run.name.rpartition("-")[0] or run.name for run in runs}

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _unconfirmed(name: str) -> UsageError:
-    """Return the error about a missing `--yes`, which describes what would be removed."""
+    """Return the error about a missing `--yes`; its message describes the folders that would be removed."""
     selection = select(name)
     if selection.sweep is not None:
         return UsageError(

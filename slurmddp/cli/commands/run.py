@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for `slurmddp train`")
     add_count(parser, "-n", "--ranks", purpose="ranks on each node (ranks_per_node)")
     parser.add_argument("-m", metavar="MODULE", help="run this module, as `python -m` does")
-    # Parsed only to be refused: the error of `_refuse_launcher` says what to type instead.
+    # This flag no longer exists. It is still parsed, so that `_refuse_launcher` can name its replacement.
     parser.add_argument("--launcher", help=argparse.SUPPRESS)
     hydra_flags.add_multirun(parser)
     train.add_flags(parser)

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, purpose in ACTIONS.items():
         action = actions.add_parser(name, help=purpose, description=purpose)
-        action.add_argument("--name", default="default", help="name of the sandbox, to run several")
+        action.add_argument("--name", default="default", help="name of the sandbox, if you run several")
         action.add_argument(
             "--dir", type=Path, help="its folder (default: ~/.local/state/slurmddp/sandbox/NAME)"
         )
@@ -63,7 +63,7 @@ def _add_sizes(up: argparse.ArgumentParser) -> None:
     up.add_argument(
         "--shared",
         choices=SHARED,
-        help="let each node see a folder through a mount of its own, with the caches of this file system",
+        help="mount a folder on each node through this file system, with its caches",
     )
     up.add_argument(
         "--folder", type=Path, dest="shared_folder", help="that folder (default: the current one)"

@@ -197,7 +197,7 @@ def _place(run: RunDetails) -> Iterator[tuple[str, str]]:
 
 
 def _goodput(goodput: Goodput) -> str:
-    """Return the fraction of the run's time spent on training, and how the time splits, longest first."""
+    """Return as text the fraction of a run's time spent on training, and the other uses, longest first."""
     sizes = sorted(goodput.parts.items(), key=lambda part: -part[1])
     names: dict[str, str] = {}
     if goodput.share is None:
@@ -228,7 +228,7 @@ def _print_attempts(run: RunDetails) -> None:
 
 
 def _print_times(run: RunDetails) -> None:
-    """Print how the time of each attempt splits, and how long each phase of the last start took."""
+    """Print the uses of each attempt's time, and the duration of each phase of the last start."""
     goodput = run.goodput
     kinds = list(goodput.parts)
     if kinds:

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask a run, or the runs of a sweep, to stop; print what happens next."""
+    """Ask a run, or the runs of a sweep, to stop; print how each run ends."""
     result = stop(args.run)
     if args.json:
         print_json(result)
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sentence(run: StoppedRun) -> str:
-    """Return a sentence about what the run does after it was asked to stop, or why it can't stop."""
+    """Return a sentence that reports how a run ends after the request to stop, or why it can't stop."""
     if run.outcome == "inactive":
         return f"{run.name} has nothing to stop: it is {run.state} ({run.detail})."
     if run.outcome == "dequeued":

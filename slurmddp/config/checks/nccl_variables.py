@@ -44,10 +44,10 @@ TUNER_CONFIG_FILE TUNER_PLUGIN UID_STAGGER_RATE UID_STAGGER_THRESHOLD VERSION WA
 WIN_ENABLE WIN_STRIDE WORK_ARGS_BYTES WORK_FIFO_BYTES WORK_FIFO_DEPTH
 HOME INCLUDE_DIR LIB_DIR ROOT ROOT_DIR
 """
-"""The names of all versions, without the prefix `NCCL_`."""
+"""The names of NCCL's variables in all known versions, without the prefix `NCCL_`."""
 _KNOWN = frozenset(f"NCCL_{name}" for name in _NAMES.split())
 _PLUGINS = ("NCCL_FASTRAK_", "NCCL_IBEXT_", "NCCL_OFI_", "NCCL_PLUGIN_", "NCCL_SHARP_", "NCCL_UCX_")
-"""Prefixes of the variables of network plugins."""
+"""Prefixes of the variables of NCCL's network plugins."""
 _OF_TORCH = (
     "NCCL_ASYNC_ERROR_HANDLING",
     "NCCL_BLOCKING_WAIT",

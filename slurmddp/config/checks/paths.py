@@ -70,7 +70,7 @@ def check_utf8(what: str, text: str) -> None:
     """Raise ConfigError for a text that is not UTF-8, because no file of the run could hold it.
 
     Args:
-        what: what the text is, as the beginning of the message.
+        what: the kind of text, as the beginning of the message.
         text: the text.
     """
     # Python decodes an argument or path with other bytes to surrogates, U+D800 to U+DFFF.
@@ -275,7 +275,7 @@ def check_targets(config: Mapping[str, Any], project_dir: Path, *, same_python: 
 
 
 def _nodes_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (key, node) for each key with a mapping, the node, that describes an object; it may be None."""
+    """Yield (key, node) for each key whose value, the node, describes an object to build, or is None."""
     for key in OPEN_NODES:
         if not _is_shipped_section(key, config.get(key)):
             yield key, config.get(key)

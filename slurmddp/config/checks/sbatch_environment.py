@@ -21,7 +21,7 @@ CLUSTER_KEYS = {
     "SBATCH_RESERVATION": "reservation",
     "SBATCH_TIMELIMIT": "time_limit",
 }
-"""Variables of options that have a key of the configuration."""
+"""sbatch's variables for options that have a key in the configuration, with this key."""
 OPTIONS = {
     "SBATCH_ACCTG_FREQ": "acctg-freq",
     "SBATCH_CORE_SPEC": "core-spec",
@@ -39,7 +39,7 @@ OPTIONS = {
     "SBATCH_WAIT_ALL_NODES": "wait-all-nodes",
     "SBATCH_WCKEY": "wckey",
 }
-"""Variables of other options, which are added under `sbatch:` of the cluster."""
+"""sbatch's variables for other options, whose values are added under `sbatch:` of the cluster."""
 SRUN_OPTIONS = {
     "SLURM_ACCTG_FREQ": "acctg-freq",
     "SLURM_CPU_BIND": "cpu-bind",
@@ -128,7 +128,7 @@ def unused(config: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
 
 
 def _unused_by_srun(srun: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """Return a note for each variable of srun whose value `srun:` of the cluster does not have."""
+    """Return a note for each variable of srun whose value is missing under `srun:` of the cluster."""
     given = {_option(name): str(value) for name, value in srun.items()}
     return [
         f"{name}={environ[name]} is ignored: a job does not get this variable. For the job's srun use "

@@ -28,9 +28,9 @@ _ARGUMENT = r"([-+]?[0-9.][\w:.+-]*|[A-Za-z]+)"
 
 
 def refuse_respelled(config: Mapping[str, Any], typed: Iterable[str], files: Iterable[Path]) -> None:
-    """Raise ConfigError if a text key got another text than the written one, because quotes are missing.
+    """Raise ConfigError if YAML read the unquoted value of a text key as a number with another spelling.
 
-    YAML has read the value as a number, which is not spelled as it was written: `12.10` became `12.1`.
+    For example, YAML reads `12.10` as the number `12.1`.
 
     Args:
         config: a composed configuration.

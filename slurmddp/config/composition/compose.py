@@ -224,7 +224,7 @@ def _literal_variables(config: Mapping[str, Any]) -> list[str]:
 
 
 def _after_script(config: Mapping[str, Any]) -> list[str]:
-    """Return a note if settings or flags of slurmddp were written after the script, which gets them.
+    """Return a note if settings or flags of slurmddp were written after the script, as its arguments.
 
     Only keys of the job, such as `nodes=2`, count. A script that uses Hydra itself may take `seed=1` or
     `model=gpt`.
@@ -399,7 +399,7 @@ def compose_plan(
     except COMPOSITION_ERRORS as error:
         raise hydra_errors.explain(error, typed, plan.roots) from error
     finally:
-        # The composition is not kept any longer, because the files may change before the next one.
+        # The composition is dropped, because the files may change before the next composition.
         _last_composition.clear()
 
 
@@ -418,7 +418,7 @@ def initialized(plan: CompositionPlan) -> Iterator[str]:
 
 
 def with_hydra(plan: CompositionPlan) -> DictConfig:
-    """Return what Hydra composes from a plan, unresolved, with Hydra's own configuration under `hydra`.
+    """Return Hydra's composition of a plan, unresolved, with Hydra's own configuration under `hydra`.
 
     Raises one of `COMPOSITION_ERRORS` for a wrong setting or file.
     """

@@ -32,7 +32,7 @@ _INSTEAD = {
     "hydra.verbose": "`slurmddp --debug` prints the traceback of an error.",
     "hydra.callbacks": "Use callbacks.NAME._target_=package.Class; the trainer calls its objects.",
 }
-"""For the beginning of a key of Hydra: what to do in slurmddp instead, as a hint."""
+"""Hints for refused keys of Hydra, by the beginning of the key: the setting or command to use instead."""
 
 
 def is_hydras(key: str) -> bool:

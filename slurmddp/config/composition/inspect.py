@@ -1,4 +1,4 @@
-"""Show how Hydra composes a configuration: Hydra's node, its search path, its defaults tree."""
+"""Show how Hydra composes a configuration: its own configuration, search path and tree of defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hydra_node(overrides: Sequence[str], project_dir: Path, sources: Sources) ->
 
 
 def show_info(info: str, overrides: Sequence[str], project_dir: Path, sources: Sources) -> None:
-    """Print what Hydra prints for its flag `--info`; `info` is the value of the flag."""
+    """Print Hydra's report for its flag `--info`; `info` is the value of the flag."""
     plan = make_plan(overrides, project_dir, sources)
     arguments = [f"++{key}={spelled(value)}" for key, value in plan.arguments.items()]
     try:

@@ -81,7 +81,7 @@ class TypedSetting:
 
 @dataclass
 class _Draft:
-    """A plan that is being built; a field without a description has the meaning of the plan's field."""
+    """An unfinished plan; fields without a description have the same meaning as in `CompositionPlan`."""
 
     roots: Sequence[Path]
     choices: dict[str, str | None]

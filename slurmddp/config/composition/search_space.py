@@ -40,13 +40,13 @@ class Choices:
 
     @property
     def edges(self) -> tuple[str, ...]:
-        """The first and the last setting if they are ordered, else all settings."""
+        """The first and the last setting of an ordered range; all settings if they have no order."""
         if self.is_ordered:
             return self.settings[0], self.settings[-1]
         return self.settings
 
     def has(self, setting: str) -> bool:
-        """Return whether a setting is one of these settings."""
+        """Return whether a trial may get the setting."""
         return setting in self.settings
 
 
@@ -69,7 +69,7 @@ class Interval:
         return f"{self.key}={value!r}"
 
     def has(self, setting: str) -> bool:
-        """Return whether the value of a setting is a number of the interval."""
+        """Return whether a setting gives the key a number of the interval."""
         try:
             return self.low <= float(setting.partition("=")[2]) <= self.high
         except ValueError:
@@ -78,7 +78,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Search:
-    """A search: the command line, the values to choose from, and how to choose and compare.
+    """A search: its command line, the values among which trials choose, and the metric to compare.
 
     Attributes:
         overrides: the words of the command line, without the settings of the sweeper.

@@ -20,7 +20,7 @@ _CODE = "slurmddp_project_config"
 
 @dataclass(frozen=True)
 class Sources:
-    """The flags that name the folders and the file of a project's configuration, called as in Hydra."""
+    """The flags that name the folders and the file of a project's configuration; Hydra has the same flags."""
 
     path: str = "conf"
     """--config-path: the folder with the project's groups and defaults."""
@@ -93,7 +93,7 @@ def run_code(project_dir: Path, sources: Sources) -> None:
 
 @functools.cache
 def _run(file: Path, project_dir: Path) -> None:
-    """Run a file once in this process."""
+    """Run a Python file in this process; a second call for the same file does nothing."""
     spec = importlib.util.spec_from_file_location(_CODE, file)
     if spec is None or spec.loader is None:
         return

@@ -1,4 +1,5 @@
 """Exchange requests and code with a login node over ssh.
 
-The modules `connection`, `submit` and `runs` run on the laptop, `serve` on the login node, `code` on both.
+On the laptop run `connection`, `submit`, `runs`, `statuses` and `send_code`; on the login node run `serve`
+and `receive_code`.
 """

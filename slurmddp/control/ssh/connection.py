@@ -30,7 +30,7 @@ FLAG = "--over-ssh"
 END_OF_REQUEST = b"exit 68\n"
 """The line after the request. A shell that reads the input in place of slurmddp executes it, and so ends."""
 _PROOF = "proof"
-"""The key of the proof in lines that are meant for the laptop, not for a person."""
+"""The JSON key of the proof, in output lines that are answers for the laptop."""
 _CONNECT_S = 20
 """Seconds for which ssh waits until the connection is established."""
 _NOTE_S = 30.0
@@ -268,9 +268,9 @@ class Exchange:
         """Return an error that quotes the last line on stderr, which usually contains the cause.
 
         Args:
-            what: a clause about what happened, which the quoted line of stderr follows.
+            what: a clause about the failure; the quoted line of stderr follows it.
             then: a sentence about the consequence; empty for no sentence.
-            hint: what to do.
+            hint: advice to the person.
         """
         last_line = self._messages.last_line()
         sentence = f"{what}: {last_line}." if last_line else f"{what}."

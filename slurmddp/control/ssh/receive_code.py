@@ -278,7 +278,7 @@ def _read_content(stream: IO[bytes], file: SentFile, path: Path) -> None:
 
     if remaining or digest.hexdigest() != file.digest:
         raise LoginNodeError(
-            f"{file.name} did not arrive complete. Nothing was changed or started.",
+            f"{file.name} did not arrive completely. Nothing was changed or started.",
             hint="The same command sends it again.",
         )
 

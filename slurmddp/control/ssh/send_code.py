@@ -22,7 +22,7 @@ class Delivery:
     project_dir: Path
     files: Sequence[SentFile]
     record: dict[str, bytes]
-    """Content of the files that describe the code, by name: git commit and uncommitted difference."""
+    """Contents, by name, of the files that record the git commit and the uncommitted changes of the code."""
     left_out: Sequence[str]
     """Names of files and folders that are not sent, because they may hold passwords or keys."""
 

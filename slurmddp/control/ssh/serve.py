@@ -90,7 +90,7 @@ def _serve(
     answer: Callable[..., None],
     report: Report,
 ) -> int:
-    """Do what a request asks for, print the answers, and return the exit code.
+    """Carry out a request, print the answers, and return the exit code.
 
     Raises:
         LoginNodeError: the code did not arrive complete, or this version has no such action.
@@ -124,7 +124,7 @@ def _serve(
 
 
 def _action(path: str) -> Callable[..., Any]:
-    """Import the function of `slurmddp.control` with an import path.
+    """Import the function of `slurmddp.control` that has the given import path.
 
     Raises:
         LoginNodeError: this version has no such function, or the path is outside of `slurmddp.control`.
@@ -236,7 +236,7 @@ def _describe_terminal(terminal: dict[str, str] | None) -> None:
 
 
 class _Output(io.RawIOBase):
-    """A stream to a descriptor that discards what is written after the reader has closed the pipe."""
+    """A stream to a descriptor; all output is discarded once the reader has closed the pipe."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

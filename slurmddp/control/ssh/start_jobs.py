@@ -70,6 +70,6 @@ def start_jobs(points: Sequence[Sequence[str]], *, is_sweep: bool, again: bool) 
 
 
 def _log(event: object) -> None:
-    """Log the warnings in an event; the laptop shows what this host logs."""
+    """Log the warnings in an event; the laptop shows the log of this host."""
     for warning in warnings_of(event):
         log.warning("%s", warning)

@@ -25,7 +25,7 @@ _ANSWER_S = 60
 """Seconds to wait for the answer of a host."""
 
 Answer = Sequence[RunStatus] | str
-"""The statuses of the runs on a host, or why the host did not answer."""
+"""The statuses of the runs on a host, or the reason why the host did not answer."""
 
 
 def statuses_over_ssh(report: Report = ignore) -> list[RunStatus]:
@@ -85,10 +85,10 @@ class PacedHosts:
         self._now = now
         self._runs = runs
         self._due: dict[str, float] = {}
-        """Time of the next query of each host."""
+        """Time of the next query of each host, in seconds of the clock `now`."""
         self._pauses: dict[str, float] = {}
         self._answers: dict[str, tuple[Sequence[SshRun], Answer]] = {}
-        """The runs of the last query of each host, and the answer."""
+        """For each host, the runs of the last query, and the host's answer."""
         self._queries: dict[str, threading.Thread] = {}
 
     def statuses(self) -> list[RunStatus]:
@@ -150,7 +150,7 @@ def _runs_by_host(chosen: Sequence[SshRun] | None = None) -> dict[str, list[SshR
 
 
 def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
-    """Query a host for the statuses of its runs; if it does not answer, return why, as a text.
+    """Query a host for the statuses of its runs; if it does not answer, return the reason as a text.
 
     Args:
         runs: runs that were submitted to the same host.
@@ -169,7 +169,8 @@ def _ask(runs: Sequence[SshRun], *, silent: bool = False) -> Answer:
 def _statuses(runs: Sequence[SshRun], answer: Answer) -> list[RunStatus]:
     """Return the statuses of a host's runs by its answer.
 
-    Runs that do not exist on the host any more are left out. If it has not answered, all runs are unknown.
+    Runs that do not exist on the host any more are left out. If the host has not answered, the state of all
+    runs is unknown.
     """
     if isinstance(answer, str):
         return [_unknown(run, f"{run.host} does not answer") for run in runs]

@@ -178,7 +178,7 @@ def test_a_connection_that_breaks_changes_nothing(home: Path, project: Path):
     before = tree(folder)
     (project / "train.py").write_text("LR = 0.2\n")
     (project / "new.py").write_text("new\n")
-    with pytest.raises(LoginNodeError, match="did not arrive complete"):
+    with pytest.raises(LoginNodeError, match="did not arrive completely"):
         deliver(project, folder, lost=3)
     assert tree(folder) == before
     deliver(project, folder)
