@@ -20,7 +20,7 @@ from slurmddp.runs.status.run_status import RunStatus, statuses
 from slurmddp.runs.text_format import counted
 from slurmddp.slurm.client import SlurmClient
 
-_MARK = "cancelled by `slurmddp cancel`; `slurmddp resume` removes this\n"
+_MARK = "cancelled by `slurmddp cancel`; `slurmddp resume` removes this file\n"
 _NAMED_JOBS = 5
 """Number of jobs that a message names."""
 

@@ -20,7 +20,7 @@ from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import RunStatus
 from slurmddp.slurm.client import SlurmClient
 
-_MARK = "stop, by `slurmddp stop`; `slurmddp resume` removes this\n"
+_MARK = "stop, by `slurmddp stop`; `slurmddp resume` removes this file\n"
 
 
 @dataclass(frozen=True, kw_only=True)

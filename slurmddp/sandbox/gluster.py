@@ -72,7 +72,7 @@ def client_command(plan: Plan, name: str, environment: Mapping[str, str]) -> lis
         find_program("glusterfs", environment["PATH"]),
         "--no-daemon",
         f"--volfile={plan.root}/glusterfs-client.vol",
-        # The kernel shows this as the source of the mount.
+        # The kernel shows this id as the source of the mount; `mounts.py` recognizes the mount by it.
         f"--volfile-id={plan.volume_id}",
         f"--log-file={plan.root}/log/{name}.log",
         *options,

@@ -207,7 +207,7 @@ class AttributeCache:
         entry = _Remembered(attributes, shortest, self._clock(), _is_settled(attributes))
         if before is not None and is_same:
             entry.names = before.names
-            # An answer before the time has passed confirms nothing about the time.
+            # The time doubles only when it has passed: an earlier query does not show that it was too short.
             doubling = 1 if self._is_valid(path) else 2
             entry.valid_s = min(before.valid_s * doubling, longest)
 

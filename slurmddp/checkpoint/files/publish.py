@@ -282,7 +282,7 @@ def checkpoint_error(error: OSError, what: str) -> CheckpointError:
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = "Make the folder writable for this user, or choose another runs_dir."
     elif error.errno == errno.EFBIG:
-        hint = "The file size limit (ulimit -f) or the file system does not allow so large a file."
+        hint = "Raise the file size limit (ulimit -f), or choose a runs_dir that allows larger files."
     else:
         hint = "Check the file system, then run again."
     return CheckpointError(f"{what}: {reason}. Older checkpoints are untouched.", hint=hint)

@@ -17,8 +17,8 @@ from slurmddp.short_text import first_items
 _SHOWN = 3
 """Number of keys of each kind that a message names; between models of different depth hundreds differ."""
 _HINT = (
-    "The checkpoint was written with another model or configuration. Use that one again, or save to another "
-    "folder: change name= of the run, or root= in a script."
+    "The checkpoint was written with another model or configuration. Use its model and configuration again, "
+    "or save to another folder: change name= of the run, or root= in a script."
 )
 
 
