@@ -99,7 +99,7 @@ def _refusal(
     events: list[dict[str, Any]],
     is_resubmitted: bool,
 ) -> str:
-    """Return why this job starts no attempt; empty if it may start one."""
+    """Return the reason why this job starts no attempt; empty if it may start one."""
     name = folder.path.name
     if folder.is_cancelled:
         return "This run was cancelled."

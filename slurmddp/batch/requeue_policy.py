@@ -84,7 +84,7 @@ class Outcome(NamedTuple):
     """The kind of end: `finished`, `stopped`, `failed`, `config`, `no_progress`, `cancelled`, or
     `superseded`, which is never recorded."""
     next: str
-    """What follows: `none` or `requeue`; the batch step writes `resubmit` if the site refuses to requeue."""
+    """The next action: `none` or `requeue`; or `resubmit`, which only the batch step writes."""
     code: int = EXIT_FINISHED
     without_progress: int = 0
     """`Counts.without_progress`, this attempt included."""
@@ -93,7 +93,7 @@ class Outcome(NamedTuple):
     advice: str = ""
     """Advice for the person, in which `{run}` stands for the name of the run."""
     reason: str = ""
-    """Why the attempt stopped: `on request`, `preempted`, `time limit`; empty if that is not known."""
+    """The reason of a stop: `on request`, `preempted` or `time limit`; empty if it is not known."""
 
 
 def count(before: Counts, event: Mapping[str, Any]) -> Counts:
@@ -187,7 +187,7 @@ def _next(runs_again: bool) -> str:
 
 
 def _reason(end: End) -> str:
-    """Return why the attempt stopped; empty if that is not known."""
+    """Return the reason of the stop, such as `preempted`; empty if it is not known."""
     if end.stop_asked:
         return "on request"
     if end.job_state == PREEMPTED:

@@ -120,7 +120,7 @@ class SrunWatch:
                 os.kill(child, signal.SIGTERM)
 
     def _limit_s(self) -> float:
-        """Return how long srun may take to end after the agent of node 0 has exited, in seconds."""
+        """Return the longest time, in seconds, that srun may take to end after node 0's agent has exited."""
         # When SLURM ends the job, this script must end soon: if SLURM restarts the job on this host while the
         # script still runs, SLURM drains the host.
         if self._is_ending:

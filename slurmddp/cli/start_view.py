@@ -88,7 +88,7 @@ class StartView:
                 messages.print_event(event)
 
     def _begin_training(self, job: Job, allocation: Allocation | None) -> None:
-        """Print where a run trains, and open the view that shows its progress.
+        """Print the machine or nodes on which a run trains, and open the view that shows its progress.
 
         Args:
             job: the job of the run.

@@ -275,7 +275,7 @@ def _about_all_nodes(fit: Fit, job: Job, site: Site, findings: Sequence[Finding]
 
 
 def _later(job: Job, site: Site, refusal: str) -> str:
-    """Return when a job starts, as a clause, if `sbatch --test-only` refuses it but sbatch would queue it.
+    """Return the start, as a clause, of a job that `sbatch --test-only` refuses but sbatch would queue.
 
     sbatch queues such a job if nodes are down, or if its reservation has not begun. Else the text is empty.
     """

@@ -148,7 +148,7 @@ def _is_unreadable(status: RunStatus) -> bool:
 
 
 def _refusal(status: RunStatus, jobs: Sequence[str], *, is_held_elsewhere: bool) -> RunStateError | None:
-    """Return why a run can't be removed: it has, or may have, a job or a process; None if it can be removed.
+    """Return the error for a run that has, or may have, a job or a process; None if it can be removed.
 
     Args:
         status: the status of the run.

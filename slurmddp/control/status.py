@@ -30,14 +30,14 @@ _LAST_LINES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptFacts:
-    """When and where an attempt of a run ran, and how it ended."""
+    """The start, the nodes and the end of an attempt of a run."""
 
     number: int
     started: float | None
     """Time of the start, in seconds since the epoch."""
     nodes: str | None
     ended: str
-    """How the attempt ended, as a phrase; empty if it has not ended."""
+    """A phrase about the end of the attempt, such as its outcome; empty if it has not ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def _records(folder: RunFolder, run: RunStatus, now: float) -> dict[str, Any]:
 
 
 def _history(attempts: Sequence[RecordedAttempt]) -> tuple[AttemptFacts, ...]:
-    """Return when, where and how each attempt ended; the newest may not have ended, and has no end then."""
+    """Return the start, the nodes and the end of each attempt; the newest attempt may have no end yet."""
     return tuple(
         AttemptFacts(
             number=attempt.number,

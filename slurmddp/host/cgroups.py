@@ -121,12 +121,12 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def copies_that_fit(size: int, available: int, wanted: int = 2) -> int:
-    """Return how many copies of `size` bytes fit into `available` times `_SHARE` bytes, at most `wanted`."""
+    """Return the number of copies of `size` bytes that fit into a share of `available`, at most `wanted`."""
     return min(wanted, int(_SHARE * available) // max(1, size))
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """Return how many bytes can be allocated before a limit of a control group or of the host is reached."""
+    """Return the number of bytes that are left below the limits of the control groups and of the host."""
     available = [_available_on_host(root)]
     group = own_group("memory", root)
     # The limits of all groups above the process's own group hold as well.
@@ -145,7 +145,7 @@ def _available_on_host(root: Path) -> int:
 
 
 def _available_in(folder: Path, version: int) -> list[int]:
-    """Return, for each memory limit of a group, how many bytes are left; empty without a readable limit."""
+    """Return, for each memory limit of a group, the bytes that are left; empty without a readable limit."""
     limits = _read_limits(folder / name for name in _MEMORY_LIMITS[version])
     usage, cache = _MEMORY_USE[version]
     with suppress(OSError, ValueError):
@@ -187,7 +187,7 @@ class OomCounter:
         return None
 
     def limit_bytes(self) -> int | None:
-        """Return how many bytes all processes of the group may use together; None without a limit."""
+        """Return the limit of the memory of all processes of the group, in bytes; None without a limit."""
         return min(_read_limits(self.limits), default=None)
 
 

@@ -143,7 +143,7 @@ def _part(cores: Sequence[tuple[int, ...]], index: int, parts: int) -> frozenset
 
 
 def threads_on(cpus: Cpus, share: Collection[int]) -> int:
-    """Return how many threads a rank bound to the CPUs `share` should have: one for each core."""
+    """Return the number of threads for a rank that is bound to the CPUs `share`: one for each core."""
     return max(1, len({cpus.core.get(cpu, cpu) for cpu in share}))
 
 

@@ -48,7 +48,7 @@ class ListedCheckpoint:
     """Whether the file `latest` names this checkpoint."""
     path: Path
     problem: str | None = None
-    """Why the checkpoint can't be loaded; None if it can."""
+    """The reason why the checkpoint can't be loaded; None if it can be loaded."""
     world_size: int | None = None
     """Number of ranks of the training that saved the checkpoint."""
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -51,7 +51,7 @@ def wait_until_visible(folder: Path, expected: str) -> None:
 
 
 def _problem(folder: Path, expected: str) -> str:
-    """Return why the checkpoint is not visible on this host, such as "does not exist"; empty if it is.
+    """Return the reason why this host does not see the checkpoint, such as "does not exist"; else empty.
 
     Raises:
         CheckpointError: an error that is not transient.

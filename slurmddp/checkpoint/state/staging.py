@@ -216,7 +216,7 @@ class StagingBuffers:
         return False
 
     def _growth(self, size: int) -> int:
-        """Return how many bytes more than `size` to allocate for a state that grows from copy to copy.
+        """Return the number of bytes to allocate beyond `size` for a state that grows from copy to copy.
 
         The next state would not fit otherwise. 0 if no earlier state was too large for its buffer.
         """

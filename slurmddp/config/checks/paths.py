@@ -213,7 +213,7 @@ def _check_command(command: str, project_dir: Path, *, is_local: bool) -> None:
 
 
 def _in_the_project(command: str, path: Path) -> str:
-    """Return how to start the file or folder of the project that has the name of a command.
+    """Return advice on starting the project's file or folder that has the name of a command.
 
     Empty if there is neither.
     """
