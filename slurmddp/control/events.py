@@ -39,7 +39,7 @@ class HostSilent:
 
     host: str
     seconds: float
-    """Time since the connection was opened."""
+    """Seconds since the connection was opened."""
 
 
 @dataclass(frozen=True)

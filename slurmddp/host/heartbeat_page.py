@@ -218,7 +218,7 @@ class HeartbeatPage:
         os.lseek(self.descriptor, _PAGE_BYTES, os.SEEK_SET)
 
     def stacks_bytes(self) -> int:
-        """Return the number of bytes of the stacks in the file after the page."""
+        """Return the size in bytes of the stacks that are stored behind the page."""
         return os.fstat(self.descriptor).st_size - _PAGE_BYTES
 
     def stacks(self, begin: int, end: int) -> str:

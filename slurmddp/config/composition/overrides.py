@@ -71,7 +71,7 @@ class TypedSetting:
     sign: str
     key: str
     value: str | None
-    """None for a word without `=`."""
+    """The text after the `=`; None for a word without `=`."""
 
     @property
     def top(self) -> str:

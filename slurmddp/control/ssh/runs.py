@@ -88,7 +88,7 @@ def pass_through(session: Exchange, report: Report) -> tuple[int, dict[str, Any]
 
 
 def request_for(action: Callable[..., Any], *arguments: Any, **keywords: Any) -> dict[str, Any]:
-    """Return the keys of a request (see `serve`) that call a function of `slurmddp.control` on the host."""
+    """Return a request (see `serve`) that calls a function of `slurmddp.control` on the host."""
     path = f"{action.__module__}.{action.__qualname__}"
     return {"action": path, "arguments": arguments, "keywords": keywords}
 
