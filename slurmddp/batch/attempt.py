@@ -156,7 +156,7 @@ class Attempt:
         """Combine the exit codes of all agents.
 
         Args:
-            sleep: waits for some seconds.
+            sleep: a function that waits for a number of seconds.
 
         Returns:
             0 if all agents recorded 0; 75 if at least one recorded 75 and the others 0; None otherwise. Only

@@ -41,7 +41,7 @@ class Exclusions:
             folder: the run folder.
             job: the job that runs now.
             settings: the settings of the run.
-            start_time: when the attempt started, in epoch seconds; nodes that were recorded later failed
+            start_time: the start of the attempt, in epoch seconds; nodes that were recorded later failed
                 during this attempt.
         """
         self.failed: set[str] = set()
@@ -73,7 +73,7 @@ class Exclusions:
 
         Args:
             node_list: the nodes of the attempt, as a host list.
-            start_time: when the attempt started, in epoch seconds.
+            start_time: the start of the attempt, in epoch seconds.
             batch_log: the log of the attempt's batch script.
             silent: names of the nodes whose agents recorded no exit code; each counts as failed if its slurmd
                 accepts no connection.

@@ -62,9 +62,9 @@ class SlurmJob:
 
         Args:
             environ: the environment variables of the job.
-            command: runs one of SLURM's commands; gets the command, its environment variables and a time-out
-                in seconds.
-            sleep: waits for some seconds.
+            command: a function that runs a command of SLURM; it gets the command, its environment variables
+                and a time-out in seconds.
+            sleep: a function that waits for a number of seconds.
             log: called with each line for the log of the batch step.
             names: the name of the run and the name of its jobs, by which the job is recognized.
         """

@@ -146,7 +146,7 @@ class HeartbeatPage:
 
         Args:
             step: the number of the step.
-            seconds: how long the step took.
+            seconds: the duration of the step.
             wait_s: seconds of the step in which the rank waited for data.
             forward_s: seconds of the forward passes of the step.
         """

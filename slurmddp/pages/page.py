@@ -18,7 +18,7 @@ def write_page(path: Path, template_name: str, *, kind: str, name: str, **conten
     Args:
         path: the file to write.
         template_name: the template of the page, which extends `page.html.j2`.
-        kind: what the page is about, such as "Sweep"; shown before the name.
+        kind: the kind of the page's subject, such as "Sweep"; shown before the name.
         name: the name of the run, sweep or benchmark.
         content: further values for the template; the template escapes their text.
     """

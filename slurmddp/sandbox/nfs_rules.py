@@ -100,9 +100,9 @@ class AttributeCache:
     """The attributes and names that one client remembers, by path below the root of the mount.
 
     Args:
-        options: the times.
+        options: the options of the mount, which decide for how long.
         ask_server: returns the attributes of a path; raises OSError.
-        clock: returns seconds.
+        clock: a function that returns the time in seconds since any fixed moment.
     """
 
     def __init__(
