@@ -111,7 +111,7 @@ class Validation:
     held_out: tuple[int, ...]
     """The sizes, in bytes, that the fit has left out."""
     median_error: float
-    """Median relative error of all-reduces of these sizes."""
+    """Median relative error of the predicted times of all-reduces of the held-out sizes."""
     largest_error: float
 
 

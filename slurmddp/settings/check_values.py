@@ -24,7 +24,7 @@ Section = TypeVar("Section")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""The beginning of an address such as s3://bucket; a `Path` keeps only one of the two slashes."""
+"""Matches the beginning of an address such as s3://bucket, of whose two slashes a `Path` keeps only one."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TEXT = "a text"
 _SHELL_LINE = "a shell line"

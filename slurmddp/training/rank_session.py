@@ -165,7 +165,7 @@ class RankSession:
     def end(self, error: BaseException | None) -> None:
         """Leave the process group at the end of the `with` block of the training.
 
-        After an error, the rank of a group does not wait for other ranks, and leaves the group to the exit.
+        After an error, a rank does not wait for other ranks, and does not destroy its process group.
 
         Args:
             error: the exception that ended the block, or None.

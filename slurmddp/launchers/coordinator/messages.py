@@ -276,7 +276,7 @@ _DECODERS: Mapping[str, Callable[[Any], Any]] = {
     "excluded": tuple,
     "unhealthy": lambda values: {int(node_rank): reason for node_rank, reason in values.items()},
 }
-"""How to decode the fields that JSON holds in another type; all fields of one name have the same type."""
+"""By the name of a field that JSON holds in another type, the function that decodes such fields."""
 
 
 def _shortened(failures: Sequence[Failure]) -> tuple[Failure, ...]:

@@ -46,7 +46,7 @@ _TIMES_THE_LONGEST = 10.0
 _ABOVE_THE_LONGEST_S = 1500.0
 """A limit exceeds the longest healthy duration by at most this many seconds."""
 _TIMES_THE_FIRST = 2.0
-"""The limit of a step grows at least to this multiple of the first step."""
+"""The limit of a step grows at least to this multiple of the duration of the first step."""
 LONGEST_POLL_S = 5.0
 """The largest number of seconds that a poll adds; the agent polls once a second."""
 _AGAIN = 0.25

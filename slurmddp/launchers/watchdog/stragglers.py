@@ -24,9 +24,9 @@ LINE_EVERY_S = 30.0
 PACE_EVERY_S = 600.0
 """Seconds between two lines about the same subject: the pace of all ranks, or a straggler."""
 _ABOVE_MEDIAN = 1.2
-"""A slow rank takes more than this multiple of the median."""
+"""The time of a slow rank is more than this multiple of the median of all ranks."""
 _OF_THE_STEP = 0.05
-"""A slow rank exceeds the median by more than this part of a step."""
+"""The time of a slow rank exceeds the median by more than this part of a step's time."""
 _FEWEST_STEPS = 5
 """The smallest number of steps whose mean is compared."""
 _TIMES = ("step_s", "wait_s", "forward_s")

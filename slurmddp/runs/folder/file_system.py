@@ -63,7 +63,7 @@ class FileSystem:
     reads: int
     """Number of reads of files that another host was replacing at that moment."""
     broken_reads: int
-    """Number of these reads that found no file, or neither the whole old nor the whole new content."""
+    """Number of such reads that found no file, or neither the whole old nor the whole new content."""
     lines: int
     """Number of lines that all hosts appended to one file at once, under a lock if the file can be locked."""
     lost_lines: int

@@ -115,8 +115,8 @@ def why_stopped(attempt: RecordedAttempt) -> str:
 
     reason = stop_reason(attempt.signal)
     is_requeued = attempt.next in AGAIN or attempt.is_open
-    # SLURM sends SIGTERM for `scontrol requeue` and for a preemption without grace time. "requeued" is true
-    # of both.
+    # SLURM sends SIGTERM for `scontrol requeue` and for a preemption without grace time. The word "requeued"
+    # is right for both.
     if reason == "SIGTERM" and attempt.launcher == "slurm" and is_requeued:
         return "requeued"
     return reason

@@ -346,7 +346,8 @@ class _Trial:
         locked = self.folder / "lines"
         plain = self.folder / "plain"
 
-        # Lines of other hosts may become visible late. The plain lines were appended after them.
+        # Wait for the locked lines, because lines of other hosts may become visible late. Plain lines may be
+        # lost, so don't wait for them.
         self._wait(lambda: _whole_lines(locked)[0] >= lines)
         look_again(self.folder)
         whole, broken = _whole_lines(locked)

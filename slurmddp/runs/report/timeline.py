@@ -340,7 +340,7 @@ class Timeline:
             gaps=attempt.gaps,
             on_disk=int(attempt.kept(_ENDLESS)),
         )
-        # After a rollback the same processes train on: they record no further `first_step` event.
+        # After a rollback the same processes continue to train, and record no further `first_step` event.
         if rolled_back and step is not None:
             self._open.first = (time, step)
             self._open.loads = attempt.loads

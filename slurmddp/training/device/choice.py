@@ -116,7 +116,7 @@ def choose_backend(asked: str, device_index: int | None) -> str:
 
 
 def _for_device_type(asked: str, kind: str) -> str:
-    """Return the device string `asked`; for a rank on the CPU, without the backend of `cuda`.
+    """Return the device string `asked`; without its part for `cuda` if this rank computes on the CPU.
 
     Raises:
         MismatchError: `asked` names no backend for the device type `kind`.

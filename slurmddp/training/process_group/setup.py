@@ -128,7 +128,7 @@ def _restore(variables: Mapping[str, str | None]) -> None:
 
 
 def _check_group(info: RankInfo) -> str:
-    """Return the backend of the group that the program initialised; `auto` if it is not gloo or nccl.
+    """Check the group that the program has initialised; return its backend, `auto` unless gloo or nccl.
 
     Raises:
         SlurmddpError: a Distributon that is not closed initialised the group.

@@ -266,7 +266,7 @@ class StopAgreement:
         return stop_at is not None
 
     def _read_request(self) -> StopReason | None:
-        """Return the reason of the first request of any rank, or None; publish a request to this rank."""
+        """Publish a request to this rank; return the reason of the first request of any rank, or None."""
         if self._signals:
             self._signals.poll()
 

@@ -37,7 +37,7 @@ class TimeBudget:
         return {"trained_s": self._trained_s}
 
     def is_used_up(self) -> bool:
-        """Decide whether the time is over, by rank 0's clock. All ranks call it, and get the same answer."""
+        """Decide, by rank 0's clock, whether `train.max_time` is used up; all ranks call it and agree."""
         if self._limit_s is None:
             return False
         return collectives.from_zero(self._trained_s) >= self._limit_s
