@@ -235,11 +235,17 @@ class ServedOptimizer(Optimizer):
             link.send(self._format.pack(gradients), 0)()
             link.recv(answer, 0)
         except RuntimeError as error:
-            raise RankFailure(f"Rank 0, which hosts the parameter server, has left: {error}") from error
+            raise RankFailure(
+                f"Rank 0, which hosts the parameter server, has left: {error}",
+                hint="The log of rank 0 shows why.",
+            ) from error
 
         word = self._format.word(answer)
         if word:
-            raise RankFailure(f"The parameter server has stopped, because of rank {word - 1}.")
+            raise RankFailure(
+                f"The parameter server has stopped, because of rank {word - 1}.",
+                hint="The log of that rank shows why.",
+            )
 
         return answer
 

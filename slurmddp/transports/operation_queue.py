@@ -90,7 +90,10 @@ class Operation(distributed.Work):
         self._begin()
         timeout_s = (timeout or self._timeout).total_seconds()
         if not self._done.wait(timeout_s):
-            raise RankFailure(f"{self._label} did not end within {timeout_s:g} s.")
+            raise RankFailure(
+                f"{self._label} did not end within {timeout_s:g} s.",
+                hint="Look for a rank that takes no part in it: its log may show why.",
+            )
         if self._error is not None:
             raise self._error
 

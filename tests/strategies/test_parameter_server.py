@@ -74,7 +74,7 @@ def test_c4_a_dead_rank_is_named_on_all_others() -> None:
     first, dead, last = run_ranks(server_jobs.after_a_rank_has_died, 3, 1)
     assert dead == "died"
     assert "Rank 1 has left the training" in first
-    assert last == "The parameter server has stopped, because of rank 1."
+    assert last == "The parameter server has stopped, because of rank 1. The log of that rank shows why."
 
 
 def test_the_state_that_an_optimizer_has_before_the_setup_goes_to_the_server(monkeypatch) -> None:

@@ -127,7 +127,10 @@ class RunFolderRecorder(Recorder):
         try:
             step = checkpoints.flush_newest(self._folder.path, self._attempt, claim)
         except OSError as error:
-            log_line(f"the state in memory was not saved, because the checkpoints can't be listed: {error}")
+            log_line(
+                "the state in memory was not saved, so the run resumes from its last checkpoint on disk: "
+                f"the checkpoints can't be listed ({error})"
+            )
             return
 
         if step is not None:

@@ -40,7 +40,7 @@ def notices(events: Iterable[Mapping[str, Any]]) -> Iterator[Notice]:
         elif event.get("event") == "restarted":
             places = other_places(event)
             if places:
-                yield Notice("places", f"restart {restart_count(event)} of the ranks runs {places}")
+                yield Notice("places", f"after restart {restart_count(event)}, the ranks run {places}")
 
     # A dict removes repeated warnings and keeps the order of their first occurrences.
     warnings = dict.fromkeys(str(event.get("text", "")) for event in newest if event.get("event") == "warned")

@@ -322,7 +322,8 @@ class AsyncWriter:
         if self._pending:
             steps = ", ".join(str(write.step) for write in self._pending)
             error = CheckpointError(
-                f"The writer process ended before the checkpoint of step {steps} was complete."
+                f"The writer process ended before the checkpoint of step {steps} was complete.",
+                hint="The kernel may have killed it, for example because memory ran out.",
             )
             self._failed = self._failed or error
             for write in self._pending:

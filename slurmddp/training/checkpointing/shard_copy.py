@@ -94,7 +94,9 @@ class ShardCopy:
             Whether this rank's shards are in a buffer.
         """
         if self._has_met:
-            raise CheckpointError("A rank could not write its shards into memory.")
+            raise CheckpointError(
+                "A rank could not write its shards into memory.", hint="The log of that rank shows why."
+            )
         return self._meet(None, None)
 
     def write_file(self) -> None:

@@ -43,8 +43,8 @@ def test_status_shows_a_hang_and_slow_ranks_of_the_newest_attempt(make_run, slur
 @pytest.mark.parametrize(
     ("facts", "text"),
     [
-        ({"spare": [2, 3]}, "restart 2 of the ranks runs with spare nodes 2, 3"),
-        ({"nodes": 1}, "restart 2 of the ranks runs on 1 node"),
+        ({"spare": [2, 3]}, "after restart 2, the ranks run with spare nodes 2, 3"),
+        ({"nodes": 1}, "after restart 2, the ranks run on 1 node"),
     ],
 )
 def test_ranks_that_restarted_on_other_nodes_are_placed(facts, text):
