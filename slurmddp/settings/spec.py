@@ -114,7 +114,7 @@ class Program:
 BACKENDS = ("auto", "gloo", "hierarchical", "mpi", "nccl", "shm", "ucc", "xccl")
 """Names for the key `backend`: torch's, and slurmddp's `shm` and `hierarchical`; others are import paths."""
 BEST_MODES = ("min", "max")
-"""Words for the best value of a metric: the smallest or the largest."""
+"""The words that name the best value of a metric: `min` for the smallest, `max` for the largest."""
 
 
 def parse_best(text: str) -> tuple[str, str]:

@@ -186,7 +186,8 @@ class OperationQueue:
     def end(self) -> None:
         """Let the thread end after the queued operations, and wait for it for at most a second (_END_S)."""
         self._queue.put(None)
-        # A thread can't join itself. It calls this method if it deletes the last reference to the group.
+        # A thread can't join itself. The queue's thread calls this method if it deletes the last reference to
+        # the group.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_END_S)
 

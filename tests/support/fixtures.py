@@ -147,7 +147,7 @@ def rank_server():
 
 @pytest.fixture
 def forked_agents(forked_python, monkeypatch):
-    """Fork the agents of local runs that the test starts in this process from the server, and their ranks."""
+    """Fork the agents and ranks of local runs that the test starts from the server of forked ranks."""
     from support.distributed import forked_agents
 
     monkeypatch.setattr(process, "start_bound", partial(forked_agents.start, forked_python))

@@ -39,7 +39,7 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """
 
     deterministic = True
-    """Marks that reading a sample draws no random numbers, so that none need be seeded."""
+    """Marks that reading a sample draws no random numbers, so that no generator must be seeded for it."""
 
     def __init__(self, tokens: Tokens, context: int) -> None:
         self._tokens = tokens

@@ -206,8 +206,8 @@ def _bound_device(context: RankContext) -> torch.device | None:
     if context.backend == "nccl":
         return context.device
 
-    # For `cpu:gloo,cuda:nccl` torch 2.15 builds them at once, by default on the GPU that LOCAL_RANK names.
-    # Older versions build them at the first collective, on the current GPU.
+    # For `cpu:gloo,cuda:nccl` torch 2.15 builds the communicators at once, by default on the GPU that
+    # LOCAL_RANK names. Older versions build them at the first collective, on the current GPU.
     builds_at_once = hasattr(dist, "ProcessGroupNCCL2") and context.device.type == "cuda"
     backend = context.backend or ""
     is_of_torch = backend not in dist.Backend.backend_list

@@ -127,7 +127,7 @@ class StopAgreement:
         """How many steps this rank has started."""
         self._posted = False
         self._program_request: StopReason | None = None
-        """The first reason given to `request`."""
+        """The reason of the first call of `request`; None before."""
         self._reason: StopReason | None = None
         """The reason on which all ranks agree: the first one in the store."""
         self._stop_at: int | None = None

@@ -215,7 +215,7 @@ def results(folder: RunFolder, case: Case) -> dict[str, Any]:
 
 
 def shown(folder: RunFolder) -> tuple[Any, ...]:
-    """Return the series of losses as the report shows them."""
+    """Return the training losses and the held-out losses by step, as the report shows them."""
     metrics = read(folder)
     return metrics.train.steps, metrics.train.values, metrics.held_out.steps, metrics.held_out.values
 

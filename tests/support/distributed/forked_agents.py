@@ -75,7 +75,7 @@ class ForkedAgent:
 
 
 def start(python: str, command: Sequence[str], death_signal: signal.Signals, **options: Any) -> Any:
-    """Replace `process.start_bound`: fork an agent from the server, but start any other program as usual.
+    """Take the place of `process.start_bound`: fork agents from the server, start other programs as usual.
 
     Scripts of the agent's ranks run in the interpreter `python`.
     """

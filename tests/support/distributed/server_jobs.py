@@ -78,7 +78,7 @@ def resumed_counts(staleness: int, root: str) -> tuple[list[int], bool]:
 
 
 def options_of_a_step() -> dict[str, Any]:
-    """Train two models: accumulated, clipped in fp16, once with an infinite gradient, and partly unused."""
+    """Train two models with accumulation, clipping in fp16, an infinite gradient and unused parameters."""
     with Distributon(strategy="parameter_server", precision="fp16", seed=2) as d:
         d.launch()
         models = d.setup_model(Net(), nn.ModuleDict({"used": nn.Linear(6, 3), "unused": nn.Linear(6, 3)}))
@@ -113,7 +113,7 @@ def options_of_a_step() -> dict[str, Any]:
 
 
 def after_a_rank_has_died(staleness: int) -> str:
-    """Return this rank's error after rank 1 has ended without leaving."""
+    """Return this rank's error after rank 1 has exited without reporting its last step."""
     d = Distributon(strategy=ParameterServer(staleness=staleness), seed=1, collective_timeout_s=60)
     d.launch()
     model = d.setup_model(Net())

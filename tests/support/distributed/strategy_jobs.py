@@ -475,7 +475,7 @@ class OnRankZero(Ring):
 
 
 def loaded_on_rank_zero(root: str) -> list[Any]:
-    """Save and load with `OnRankZero`; return the calls of the load."""
+    """Save and load with `OnRankZero`; return the methods of the strategy that the load called."""
     strategy = OnRankZero()
     with Distributon(strategy=strategy).launch() as d:
         model = d.setup_model(Net())

@@ -41,19 +41,19 @@ class Pair:
 
 
 def see_nothing() -> None:
-    """Show no file of the other host."""
+    """Imitate a file system that shows no file of the other host."""
     measure_files.is_there = lambda file: False
     measure_files.read_bytes = lambda file: None
 
 
 def see_no_change() -> None:
-    """Show each file for ever as it was at the first look."""
+    """Imitate a file system that shows each file for ever as it was at the first look."""
     measure_files.is_there = cache(measure_files.is_there)
     measure_files.read_bytes = cache(measure_files.read_bytes)
 
 
 def see_after_touch() -> None:
-    """Show each file as it was, until this host touches the folder."""
+    """Imitate a file system that shows each file as it was, until this host touches the folder."""
     see_no_change()
     measure_files.look_again = lambda folder: (
         measure_files.is_there.cache_clear(),
@@ -62,20 +62,20 @@ def see_after_touch() -> None:
 
 
 def see_no_names() -> None:
-    """Show a new file of the other host in listings alone."""
+    """Imitate a file system that shows a new file of the other host in listings alone."""
     for look in ("name", "open"):
         steps = measure_files.LOOKS[look]
         measure_files.LOOKS[look] = steps._replace(sees=lambda file: False)
 
 
 def see_no_folder() -> None:
-    """Show the files of the other host by their paths, but not its folder."""
+    """Imitate a file system that shows the other host's files by their paths, but not its folder."""
     whole = Path.is_dir
     Path.is_dir = lambda path: path.name not in ("0", "1") and whole(path)
 
 
 def show_the_folder_late() -> None:
-    """Show the folder of the measurement at the third look; before, create nothing in it."""
+    """Imitate a file system that shows the folder of the measurement only at the third look."""
     whole = Path.mkdir
     looks = count()
     shown: list[Path] = []
@@ -95,7 +95,7 @@ def show_the_folder_late() -> None:
 
 
 def replace_in_place() -> None:
-    """Leave half of a long text in a file that is to be replaced."""
+    """Imitate a file system that replaces a file in place: a reader may find half of a long text."""
     whole = measure_files.write_atomic
     measure_files.write_atomic = lambda file, text: (
         file.write_text(text[: len(text) // 2]) if len(text) > 100 else whole(file, text)
@@ -103,7 +103,7 @@ def replace_in_place() -> None:
 
 
 def replace_by_removal() -> None:
-    """Remove the file that is to be replaced by a long text."""
+    """Imitate a file system that removes a file before a long text replaces it."""
     whole = measure_files.write_atomic
     measure_files.write_atomic = lambda file, text: (
         file.unlink(missing_ok=True) if len(text) > 100 else whole(file, text)
@@ -111,13 +111,13 @@ def replace_by_removal() -> None:
 
 
 def replace_by(other: Callable[[str], str]) -> None:
-    """Replace a file by another text than the one that is asked for, if this text is long."""
+    """Imitate a file system that puts a wrong text in place of a long text."""
     whole = measure_files.write_atomic
     measure_files.write_atomic = lambda file, text: whole(file, other(text) if len(text) > 100 else text)
 
 
 def report_stale_handles() -> None:
-    """Report a stale handle at each second read."""
+    """Imitate a file system that reports a stale handle at each second read."""
     whole = measure_files.read_regular
     reads = count()
 
@@ -130,7 +130,7 @@ def report_stale_handles() -> None:
 
 
 def append_half_lines() -> None:
-    """Append the first letters of each line."""
+    """Imitate a file system that appends only the first letters of each line."""
 
     def append(file: Path, record: dict[str, Any]) -> None:
         with file.open("a") as stream:
@@ -140,13 +140,13 @@ def append_half_lines() -> None:
 
 
 def lose_lines(name: str) -> None:
-    """Append each second line only, beginning with the second."""
+    """Imitate a file system that loses the first and then each second appended line."""
     whole = getattr(measure_files, name)
     setattr(measure_files, name, lambda file, record: whole(file, record) if record["line"] % 2 else None)
 
 
 def wait_for_no_lines() -> None:
-    """Refuse to wait for lines that never come, after losing some of those without a lock."""
+    """Imitate a file system that loses lines without a lock; fail if the measurement waits for them."""
     lose_lines("_append_plain")
     trial = measure_files._Trial
     read_lines = trial._read_lines
@@ -165,14 +165,14 @@ def refuse_to_wait(condition: Callable[[], bool]) -> bool:
 
 
 def see_lines_late() -> None:
-    """Show the lines of all hosts only at the third read."""
+    """Imitate a file system that shows the lines of all hosts only at the third read."""
     whole = measure_files.read_bytes
     reads = count()
     measure_files.read_bytes = lambda file: None if file.name == "lines" and next(reads) < 2 else whole(file)
 
 
 def see_lines_after_touch() -> None:
-    """Show the lines of all hosts once this host has touched their folder."""
+    """Imitate a file system that shows the lines of all hosts once this host has touched their folder."""
     whole = measure_files.read_bytes
     look_again = measure_files.look_again
     touched: set[Path] = set()
@@ -183,7 +183,7 @@ def see_lines_after_touch() -> None:
 
 
 def cut_last_lines() -> None:
-    """Show only a part of the last line of each file to which all hosts append."""
+    """Imitate a file system that shows only a part of the last line of a file to which all hosts append."""
     whole = measure_files.read_bytes
     measure_files.read_bytes = lambda file: (
         whole(file)[:-3] if file.name in ("lines", "plain") else whole(file)
@@ -191,7 +191,7 @@ def cut_last_lines() -> None:
 
 
 def empty_last_lines() -> None:
-    """Show an empty line in place of the last line of each file to which all hosts append."""
+    """Imitate a file system that shows an empty line as the last line of a file to which all hosts append."""
     whole = measure_files.read_bytes
     measure_files.read_bytes = lambda file: (
         b"".join(whole(file).splitlines(True)[:-1]) + b"\n"
@@ -211,13 +211,13 @@ def lock_nothing() -> None:
 
 
 def refuse_locks() -> None:
-    """Refuse each lock, as if another host held it."""
+    """Imitate a file system that refuses each lock, as if another host held it."""
     measure_files.try_lock = lambda descriptor: False
     measure_files._try_fcntl = lambda descriptor: False
 
 
 def have_no_fcntl_at_first() -> None:
-    """Lock nothing at the first call of fcntl, in which the second host tries the lock of the first host."""
+    """Imitate a file system that has no locks of fcntl at the first call, which the second host makes."""
     whole = measure_files.fcntl.lockf
     calls = count()
 
@@ -230,7 +230,7 @@ def have_no_fcntl_at_first() -> None:
 
 
 def take_all_names() -> None:
-    """Report that each new name exists."""
+    """Imitate a file system that reports of each new name that it exists."""
 
     def create(path: Path, is_folder: bool) -> None:
         raise FileExistsError
@@ -239,7 +239,7 @@ def take_all_names() -> None:
 
 
 def remove_what_is_listed() -> None:
-    """Remove a folder only if it was touched last, and if the other hosts have removed theirs."""
+    """Imitate a file system that removes a folder only right after a touch, as the last of all hosts."""
     remove = measure_files.shutil.rmtree
     look_again = measure_files.look_again
     touched: list[Path] = []
@@ -260,7 +260,7 @@ def remove_what_is_listed() -> None:
 
 
 def create_again() -> None:
-    """Create names that exist already."""
+    """Imitate a file system that lets several hosts create the same name."""
     measure_files._create_new = lambda path, is_folder: None
 
 
