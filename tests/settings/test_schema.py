@@ -13,6 +13,7 @@ from pathlib import Path
 from slurmddp.settings.keys import GROUPS, TOP, Key, every_key
 from slurmddp.settings.schema import Identity
 from support import ROOT
+from support.wrapping import linked
 
 TABLE = re.compile(r"(?<=<!-- keys -->\n).*(?=<!-- end -->)", re.DOTALL)
 
@@ -88,7 +89,7 @@ def table() -> str:
 
 def rows(section: str, title: str) -> list[str]:
     shown = [
-        f"| `{one.name}` | {default_of(one)} | {one.doc} | {one.identity.value} |"
+        f"| `{one.name}` | {default_of(one)} | {linked(one.doc)} | {one.identity.value} |"
         for one in every_key().values()
         if one.name.rpartition(".")[0] == section and (section or not one.sections)
     ]

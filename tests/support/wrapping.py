@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 COLUMNS = 100
 """The longest line of prose in README and docs."""
 CELL = 160
 """The largest number of characters in a table cell of README and docs."""
+
+
+def linked(text: str) -> str:
+    """Return a text of a page in docs/reference/, with links to the pages that the text names."""
+
+    def link(page: re.Match[str]) -> str:
+        folder = "" if page[1] == "reference" else f"../{page[1]}/"
+        return f"[{page[2]}]({folder}{page[2]}.md)"
+
+    return re.sub(r"\bdocs/(\w+)/([\w-]+)\.md", link, text)
 
 
 def wrap_item(text: str) -> str:

@@ -9,6 +9,8 @@ import ast
 import inspect
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,13 +18,13 @@ import pytest
 
 from slurmddp.settings.schema import KEEP_LAST
 from support import ROOT
-from support.wrapping import CELL, wrap, wrap_item
+from support.wrapping import CELL, COLUMNS, linked, wrap, wrap_item
 
 PAGE = ROOT / "docs" / "reference" / "api.md"
 HEAD = """# The API
 
 This page is generated from the docstrings of `slurmddp/training/distributon.py` and
-`slurmddp/training/data/distributed_loader.py`. [own-loop.md](../guides/own-loop.md) shows the
+`slurmddp/training/data/distributed_loader.py`. [own-loop](../guides/own-loop.md) shows the
 calls in whole programs. Pass the parameters before `/` by position, and the parameters after `*` by
 name. The errors are classes of `slurmddp.errors`.
 
@@ -52,7 +54,8 @@ class Member:
         inner = re.sub(r"^self(, )?", "", ast.unparse(self.node.args)).removeprefix("/, ")
         inner = inner.replace("=KEEP_LAST", f"={KEEP_LAST}")
         result = ast.unparse(self.node.returns) if self.node.returns else "None"
-        return f"{self.name}({inner})" + (f" -> {result}" if self.node.name != "__init__" else "")
+        line = f"{self.name}({inner})" + (f" -> {result}" if self.node.name != "__init__" else "")
+        return line if len(line) <= COLUMNS else one_parameter_a_line(line)
 
     @property
     def parts(self) -> dict[str, str]:
@@ -65,9 +68,17 @@ class Member:
         return {one.arg for one in named if one is not None} - {"self"}
 
 
+def one_parameter_a_line(signature: str) -> str:
+    """Return a signature as ruff formats it."""
+    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", str(COLUMNS), "-"]
+    code = f"def {signature}: ..."
+    formatted = subprocess.run(command, input=code, capture_output=True, text=True, check=True).stdout
+    return formatted.strip().removeprefix("def ").removesuffix(": ...")
+
+
 def parts_of(docstring: str) -> dict[str, str]:
     """Return the description, under an empty name, and the sections of a docstring."""
-    first, *rest = _SECTION.split(docstring)
+    first, *rest = _SECTION.split(linked(docstring))
     bodies = [inspect.cleandoc("\n" + body) for body in rest[1::2]]
     return {"": first.strip(), **dict(zip(rest[::2], bodies, strict=True))}
 
