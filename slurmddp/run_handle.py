@@ -251,8 +251,8 @@ class Run:
     def logs(self, rank: int = 0) -> str:
         """Return the log of a rank in the newest attempt.
 
-        If the rank has logged nothing, return the logs of the agents and of the batch script instead: they
-        may show why.
+        If the rank has logged nothing, return the logs of the agents and of the batch script instead, which
+        may show the reason.
 
         Args:
             rank: the global rank.

@@ -192,7 +192,7 @@ def _rows(*columns: Iterable[Any]) -> list[tuple[Any, ...]]:
 def _refuse_misfit(
     function: Callable[..., Any] | str, path: str, arguments: Sequence[Any], settings: Mapping[str, Any]
 ) -> None:
-    """Raise ConfigError if the function refuses the arguments, or a setting may be meant as one.
+    """Raise ConfigError if a function refuses its arguments, or a setting may be meant as an argument.
 
     Args:
         function: the function or its import path.

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _end(attempt: Attempt, job: SlurmJob, code: str, terminated: str) -> int:
-    """Record how an attempt ended, requeue the job if it is due, and return the batch script's exit code.
+    """Record how an attempt ended, requeue the job if needed, and return the batch script's exit code.
 
     Args:
         attempt: the attempt.

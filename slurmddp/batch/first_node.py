@@ -30,7 +30,7 @@ SCRIPT = "script"
 
 
 def first_node_lost(attempt: Attempt, job: SlurmJob) -> None:
-    """Conclude the attempt in place of its batch script if the script is gone; at most one agent does so."""
+    """Record the end of the attempt if its batch script was killed; at most one agent does so."""
     mark = attempt.log_dir / "first-node-lost"
     try:
         mark.mkdir()

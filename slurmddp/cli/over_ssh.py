@@ -22,7 +22,7 @@ from slurmddp.runs import ssh_runs
 from slurmddp.runs.ssh_runs import SshRun
 
 _NAMES = {"list": ("sweep",), "diff": ("first", "second")}
-"""The arguments that name runs, by command; a command that is not listed has one, `run`."""
+"""The arguments that name runs, by command; an unlisted command has one such argument, `run`."""
 _CHANGING = frozenset({"stop", "cancel", "rm", "resume", "rerun"})
 """Commands that continue on the login node if the connection breaks; all others end."""
 _MARKER = "the-run-over-ssh"

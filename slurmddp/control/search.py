@@ -197,7 +197,7 @@ def _name(search: Search, edges: Sequence[Job]) -> str:
 
 
 def search_best(search: Search, jobs_of: JobsOf, *, again: bool = False, report: Report = ignore) -> Searched:
-    """Run the trials of a search in batches, and return the best one.
+    """Run the trials of a search in batches, and return the best trial.
 
     Args:
         search: the parameters, the metric and the number of trials.

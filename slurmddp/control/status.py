@@ -48,7 +48,7 @@ class RunDetails(RunStatus):
     """Time at which the state was read, in seconds since the epoch."""
     goodput: Goodput = field(default_factory=Goodput)
     phases: Phases | None = None
-    """The durations of the newest start; None before its first step."""
+    """The durations of the phases of the newest start; None before its first step."""
     best: BestStep | None = None
     """The best checkpoint, by `train.best`."""
     memory: PeakMemory | None = None

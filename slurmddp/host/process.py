@@ -154,7 +154,7 @@ def children() -> list[int]:
 def end_children(timeout_s: float) -> None:
     """Kill and reap all children, and the orphans that they leave to this process (see `adopt_orphans`).
 
-    Return when there are none, or after `timeout_s`.
+    Return when no child is left, or after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -98,7 +98,7 @@ def best_of_run(root: Path) -> Best | None:
 
 
 def best_whole(root: Path, best: Best) -> Path | None:
-    """Return the checkpoint with the best metric that verifies, or None; do not rename or repair anything."""
+    """Return the undamaged checkpoint with the best metric, or None; do not rename or repair anything."""
     for folder in ranked(root, best):
         if _listed(folder, True, "").state == "verified":
             return folder
@@ -107,7 +107,7 @@ def best_whole(root: Path, best: Best) -> Path | None:
 
 
 def newest_whole(root: Path) -> Path | None:
-    """Return the newest checkpoint that verifies, or None; do not rename or repair anything.
+    """Return the newest undamaged checkpoint, or None; do not rename or repair anything.
 
     Raises:
         OtherVersionError: a newer checkpoint has a format that this version of slurmddp can't read.

@@ -224,8 +224,8 @@ def complete(folder: Path, manifest: Manifest) -> None:
 def _move_in(temporary: Path, target: Path) -> None:
     """Rename the finished folder `temporary` to `target`, and flush the rename to the disk.
 
-    If `target` exists with the same files and verifies, it stays. If it differs, it is replaced. If another
-    program wrote it, it is renamed to `abandoned-...` first.
+    If `target` exists with the same files and is undamaged, it stays. If it differs, it is replaced. If
+    another program wrote it, it is renamed to `abandoned-...` first.
     """
     root = target.parent
     replaced = root / f"{REPLACED}{target.name}"

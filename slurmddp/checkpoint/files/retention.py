@@ -50,7 +50,7 @@ def trust(folder: Path) -> None:
 
 
 def still_good(folder: Path) -> bool:
-    """Return whether a checkpoint verifies.
+    """Return whether a checkpoint is undamaged.
 
     It is not hashed if `trust` was called and its file sizes and modification times have not changed since.
     """

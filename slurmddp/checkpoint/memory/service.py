@@ -184,7 +184,7 @@ class CheckpointService:
             self._answer(interrupted, _killed(interrupted.request, status))
 
     def _listen(self) -> None:
-        """Read the writer's messages: the result of a write, then "finished" when it can take a new one."""
+        """Read the writer's messages: the result of a write, then "finished" when it is idle again."""
         if self._writer is None:
             return
 

@@ -1,4 +1,4 @@
-"""Find the newest checkpoint that verifies, read it, and quarantine damaged checkpoints."""
+"""Find the newest undamaged checkpoint, read it, and quarantine damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Checkpoint:
 
 
 def latest(root: Path) -> Path | None:
-    """Return the newest checkpoint under `root` that verifies, or None; only one process may call this.
+    """Return the newest undamaged checkpoint under `root`, or None; only one process may call this.
 
     Newer checkpoints that are damaged are renamed to `bad-...`, with a warning, and are never loaded. If
     another account owns them, they are skipped without a rename.
@@ -100,7 +100,7 @@ def latest(root: Path) -> Path | None:
 
 
 def find(root: Path, *, step: int | None, best: Best | None) -> Path:
-    """Return the folder of the checkpoint of `step`, or of the best one that verifies; rename nothing.
+    """Return the folder of the checkpoint of `step`, or of the best undamaged checkpoint; rename nothing.
 
     Args:
         root: the folder of all checkpoints.
@@ -154,8 +154,8 @@ def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
     """Rename the checkpoint of `step` to `bad-...` if it is the newest; only one process may call this.
 
     Returns:
-        The new name, and the step of the newest older checkpoint that verifies. None, and nothing is renamed,
-        in these cases: `step` is not the newest; no older checkpoint verifies; the folder can't be renamed,
+        The new name, and the step of the newest older undamaged checkpoint. None, and nothing is renamed, in
+        these cases: `step` is not the newest; no older checkpoint is undamaged; the folder can't be renamed,
         or another account owns it; a checkpoint of `step` or later was quarantined before, so this checkpoint
         is not the cause of the failure.
 
@@ -176,7 +176,7 @@ def quarantine_newest(root: Path, step: int) -> tuple[str, int] | None:
 
     previous = latest(root)
     if previous is None:
-        # No older checkpoint verifies. Undo the rename, or the training would begin from the start.
+        # No older checkpoint is undamaged. Undo the rename, or the training would begin from the start.
         moved.rename(folder)
         return None
     write_small(root / POINTER_FILE, previous.name + "\n")
@@ -266,7 +266,7 @@ def read(path: Path, mesh: DeviceMesh | None = None) -> Checkpoint:
     except CheckpointError as problem:
         raise CheckpointError(
             f"Checkpoint {path} is not usable: {problem.message}",
-            hint=problem.hint or "Use an older checkpoint; `latest` returns the newest that verifies.",
+            hint=problem.hint or "Use an older checkpoint; `latest` returns the newest undamaged checkpoint.",
         ) from problem
     except OSError as error:
         raise _unreadable(path, error) from error
