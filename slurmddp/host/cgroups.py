@@ -121,7 +121,7 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def copies_that_fit(size: int, available: int, wanted: int = 2) -> int:
-    """Return the number of copies of `size` bytes that fit into a share of `available`, at most `wanted`."""
+    """Return the number of copies of `size` bytes that may take `_SHARE` of `available`; at most `wanted`."""
     return min(wanted, int(_SHARE * available) // max(1, size))
 
 

@@ -87,7 +87,7 @@ def _print(event: object) -> None:
 
 
 def _contents(run: RemovedRun) -> str:
-    """Return the size of a run folder, its number of checkpoints, and files written into code/, as text."""
+    """Return as text the size of a run folder, its checkpoints' number, and the run's own files in code/."""
     described = f"{size_text(run.size_bytes)}, {counted(run.checkpoints, 'checkpoint')}"
     if run.written:
         described += f", files that the run wrote into code/: {first_items(run.written, _NAMED)}"
