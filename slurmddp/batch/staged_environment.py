@@ -135,7 +135,7 @@ def _make(environment: Path, copy: Path, lock: int, attempt: Attempt) -> None:
 def _make_anew(environment: Path, copy: Path, attempt: Attempt) -> None:
     """Remove a damaged copy, and copy the environment again; the caller holds the exclusive lock."""
     if copy.exists():
-        _put_aside(copy)
+        _rename_for_removal(copy)
 
     start = time.monotonic()
     _copy(environment, copy)
@@ -212,7 +212,7 @@ def remove_unused(copies: Path) -> None:
             is_old = time.time() - path.stat().st_mtime >= UNUSED_S
             if path.suffix == ".part" or is_old:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _put_aside(path)
+                _rename_for_removal(path)
 
     gone = [str(path) for path in copies.glob("*.gone")]
     if gone:
@@ -223,7 +223,7 @@ def remove_unused(copies: Path) -> None:
             subprocess.run(command, stdin=subprocess.DEVNULL, start_new_session=True, check=False)
 
 
-def _put_aside(path: Path) -> None:
+def _rename_for_removal(path: Path) -> None:
     """Rename a copy that is to be removed; raise BlockingIOError if a job uses it."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -24,7 +24,7 @@ from slurmddp.control.start import (
     RunContinues,
     Started,
 )
-from slurmddp.control.submission import AdoptedJob, RunPutAside, SubmittedArray, SubmittedJob
+from slurmddp.control.submission import AdoptedJob, EarlierRunRenamed, SubmittedArray, SubmittedJob
 from slurmddp.control.sweep import SweepBegins
 from slurmddp.environments.names import DETACHED_VARIABLE
 from slurmddp.errors import EXIT_FINISHED, EXIT_STOPPED
@@ -67,7 +67,7 @@ class StartView:
                 _print_of_sweep(event)
             case SubmittedJob() | SubmittedArray() | AdoptedJob():
                 _print_submission(event)
-            case RunPutAside(path):
+            case EarlierRunRenamed(path):
                 print(f"The earlier run is kept as {path}.")
             case AlreadyActive(status, code_changes):
                 print(f"{status.name} is {status.state} already: {status.detail}. Nothing was started.")

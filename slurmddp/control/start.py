@@ -16,11 +16,11 @@ from slurmddp.control.refusals import refuse_active, refuse_extended, refuse_oth
 from slurmddp.control.status import status_of
 from slurmddp.control.submission import (
     ClaimedRun,
-    RunPutAside,
+    EarlierRunRenamed,
     Submission,
     SubmittedJob,
     put_back,
-    report_put_aside,
+    report_renamed,
 )
 from slurmddp.errors import (
     EXIT_FINISHED,
@@ -329,7 +329,7 @@ def _claim_and_train(job: Job, *, claim: Claim, report: Report) -> StartedRun:
         return claimed
 
     with claimed.lock:
-        report_put_aside([claimed], report)
+        report_renamed([claimed], report)
         return _outcome(job, "trained", exit_code=train_here(claimed, report))
 
 
@@ -384,7 +384,7 @@ def _claim(
         refuse_other_run(job)
         status = status_of(folder)
         if again and not is_new:
-            _refuse_put_aside(folder, status, report, is_held_elsewhere=lock.fileno < 0)
+            _refuse_rename(folder, status, report, is_held_elsewhere=lock.fileno < 0)
             return _claim_anew(job, create_folder, report)
         if lock.fileno < 0 or (status.active and not is_unanswered(folder)):
             return leave_active(status, report, changed_since(folder, job))
@@ -406,7 +406,7 @@ def _claim_anew(job: Job, create_folder: Callable[[Job], bool], report: Report) 
 
     If the claim fails, the folder gets its old name back.
     """
-    aside = put_aside(RunFolder(job.run_dir))
+    aside = rename_earlier(RunFolder(job.run_dir))
     try:
         claimed = _claim(job, create_folder, again=False, report=report)
     except BaseException:
@@ -414,11 +414,11 @@ def _claim_anew(job: Job, create_folder: Callable[[Job], bool], report: Report) 
         raise
 
     if isinstance(claimed, ClaimedRun):
-        return replace(claimed, put_aside=aside)
+        return replace(claimed, renamed_earlier=aside)
 
     # Another command has started the run since the folder was renamed, so its old name is taken: it keeps the
     # new name.
-    report(RunPutAside(aside))
+    report(EarlierRunRenamed(aside))
     return claimed
 
 
@@ -439,9 +439,7 @@ def leave_active(status: RunStatus, report: Report, code_changes: str = "") -> S
     return StartedRun(name=status.name, path=status.path, outcome="active", job_id=status.job_id)
 
 
-def _refuse_put_aside(
-    folder: RunFolder, status: RunStatus, report: Report, *, is_held_elsewhere: bool
-) -> None:
+def _refuse_rename(folder: RunFolder, status: RunStatus, report: Report, *, is_held_elsewhere: bool) -> None:
     """Raise an error if a run has, or may have, a job or a process, because its folder is to be renamed.
 
     A job in SLURM that the folder does not record, because sbatch did not answer, is recorded first.
@@ -460,7 +458,7 @@ def _refuse_put_aside(
         )
 
 
-def put_aside(folder: RunFolder) -> Path:
+def rename_earlier(folder: RunFolder) -> Path:
     """Rename a run folder to the first free `NAME.old-N`, and return the new path."""
     refuse_foreign(folder.path)
     aside = free_name(folder.path)

@@ -39,12 +39,12 @@ class ClaimedRun:
     lock: RunLock
     is_new: bool
     """Whether the run folder was created for this start, and is removed again if SLURM refuses the job."""
-    put_aside: Path | None = None
+    renamed_earlier: Path | None = None
     """The new path of an earlier run's folder, which is moved back if SLURM refuses the job."""
 
 
 @dataclass(frozen=True)
-class RunPutAside:
+class EarlierRunRenamed:
     """The folder of an earlier run with the same name was renamed to NAME.old-N."""
 
     path: Path
@@ -110,8 +110,8 @@ class Submission:
         for run in self._runs:
             if run.is_new and run.job.run_dir not in self._queued:
                 _remove(RunFolder(run.job.run_dir))
-                if run.put_aside is not None:
-                    put_back(run.put_aside, run.job.run_dir)
+                if run.renamed_earlier is not None:
+                    put_back(run.renamed_earlier, run.job.run_dir)
 
             run.lock.release()
 
@@ -152,7 +152,7 @@ class Submission:
         self._queued.update(adopted)
         if adopted:
             _remember([RunFolder(path) for path in adopted])
-            report_put_aside([run for run in self._runs if run.job.run_dir in adopted], self._report)
+            report_renamed([run for run in self._runs if run.job.run_dir in adopted], self._report)
 
         for path, job_id in adopted.items():
             self._report(AdoptedJob(path.name, job_id, self._is_array))
@@ -209,21 +209,21 @@ class Submission:
                     folder.add_event(UNANSWERED, submitter=run.job.submitter)
 
             remember(*folders)
-            report_put_aside(runs, self._report)
+            report_renamed(runs, self._report)
             raise
 
         _remember(folders)
-        report_put_aside(runs, self._report)
+        report_renamed(runs, self._report)
 
     def _report_info(self, text: str) -> None:
         self._report(Info(text))
 
 
-def report_put_aside(runs: Sequence[ClaimedRun], report: Report) -> None:
-    """Report `RunPutAside` for each run whose earlier folder was renamed, once the rename is final."""
+def report_renamed(runs: Sequence[ClaimedRun], report: Report) -> None:
+    """Report `EarlierRunRenamed` for each run whose earlier folder was renamed, once the rename is final."""
     for run in runs:
-        if run.put_aside is not None:
-            report(RunPutAside(run.put_aside))
+        if run.renamed_earlier is not None:
+            report(EarlierRunRenamed(run.renamed_earlier))
 
 
 def put_back(aside: Path, place: Path) -> None:

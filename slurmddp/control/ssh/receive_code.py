@@ -196,7 +196,7 @@ class Receiver:
             ):
                 continue
 
-            if not self._put_aside_if_changed(name):
+            if not self._keep_if_changed(name):
                 path.unlink()
 
             for parent in _folders_above(self._folder, name):
@@ -219,9 +219,9 @@ class Receiver:
             return
 
         if _is_folder(path) and not _removed_if_empty(path):
-            self._put_aside(path)
+            self._keep_under_new_name(path)
         elif os.path.lexists(path):
-            self._put_aside_if_changed(file.name)
+            self._keep_if_changed(file.name)
 
         if content is not None:
             # The rename is atomic: a program that reads the file meanwhile sees the old or the new content,
@@ -241,21 +241,21 @@ class Receiver:
         """Create the parent folders of a file; rename a file or link that has the name of such a folder."""
         for folder in reversed(_folders_above(self._folder, name)):
             if os.path.lexists(folder) and not _is_folder(folder):
-                self._put_aside(folder)
+                self._keep_under_new_name(folder)
             folder.mkdir(mode=0o755, exist_ok=True)
             _keep_others_out(folder)
 
-    def _put_aside_if_changed(self, name: str) -> bool:
+    def _keep_if_changed(self, name: str) -> bool:
         """Rename a file if slurmddp has not sent its present content; return whether it was renamed."""
         path = self._folder / name
         sent = self._known.get(name, [])
         if any(file.matches(path) for file in sent):
             return False
 
-        self._put_aside(path)
+        self._keep_under_new_name(path)
         return True
 
-    def _put_aside(self, path: Path) -> None:
+    def _keep_under_new_name(self, path: Path) -> None:
         """Rename a file or folder to a free name beside it, and report the new name."""
         aside = free_name(path)
         path.rename(aside)

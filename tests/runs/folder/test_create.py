@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slurmddp.control.start import put_aside
+from slurmddp.control.start import rename_earlier
 from slurmddp.errors import ConfigError, SlurmddpError
 from slurmddp.runs.folder import create, owner
 from slurmddp.runs.folder.create import check_syntax, prepare, write_code_of_array
@@ -220,7 +220,7 @@ def test_a_run_of_somebody_else_is_left_as_it_is(project: Path, monkeypatch: pyt
     with pytest.raises(ConfigError, match=message):
         prepare(job, render(job))
     with pytest.raises(ConfigError, match=message):
-        put_aside(folder)
+        rename_earlier(folder)
     assert {name: (folder.path / name).read_bytes() for name in content(folder.path)} == before
     assert [path.name for path in folder.path.parent.iterdir()] == [folder.name]
 
