@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from slurmddp.cli.json_output import add_json, print_json
 from slurmddp.cli.messages import EXIT_CODES_HELP
-from slurmddp.cli.new_files import write_new
+from slurmddp.cli.new_files import write_new, write_schemas
 from slurmddp.errors import EXIT_CONFIG, EXIT_FINISHED, ConfigError, SlurmError
 from slurmddp.near_matches import near_matches
 from slurmddp.runs.text_format import counted, print_table
@@ -106,6 +106,7 @@ def _detect(names: Sequence[str], *, write: bool) -> int:
 
     for line in write_new(Path(), drafted):
         print(line)
+    print(write_schemas(Path()))
 
     return EXIT_FINISHED
 

@@ -1,6 +1,9 @@
 """Write a project folder: configuration, an example model and, if SLURM answers, cluster files.
 
 slurmddp init my-project     writes conf/, my_model.py and .gitignore; an existing file is never changed
+slurmddp init --agent        also AGENTS.md and a skill, by which a coding agent runs trainings
+
+Only conf/.schema, by which editors complete and check the YAML files, is written again by later versions.
 """
 
 from __future__ import annotations
@@ -11,8 +14,14 @@ import sys
 from pathlib import Path
 
 from slurmddp import templates
-from slurmddp.cli.new_files import write_new
+from slurmddp.cli.new_files import write_new, write_schemas
 from slurmddp.errors import EXIT_FINISHED, ConfigError, SlurmError
+
+_HIDDEN = ("gitignore", "agents")
+"""Files and folders of a template whose names begin with a dot in the project.
+
+Tools that search the template for rules of their own would find such names.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="the project (default: this folder)",
     )
+    parser.add_argument(
+        "--agent",
+        action="store_true",
+        help="also write AGENTS.md and .agents/skills/slurmddp/SKILL.md, for coding agents",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,8 +48,12 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{folder} is a file, not a folder.", hint="Choose another name.")
 
     clusters = _cluster_files()
-    for line in write_new(folder, {**_files(), **clusters}):
+    texts = {**_files("project"), **clusters}
+    if args.agent:
+        texts |= _files("agent")
+    for line in write_new(folder, texts):
         print(line)
+    print(write_schemas(folder))
 
     place = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
     print(f"next    {place}slurmddp train name=first")
@@ -45,15 +63,15 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_FINISHED
 
 
-def _files() -> dict[Path, str]:
-    """Return the text of each file of the example project, by its path in the project."""
-    root = Path(templates.__file__).with_name("project")
+def _files(template: str) -> dict[Path, str]:
+    """Return the text of each file of a folder of `templates`, by its path in the project."""
+    root = Path(templates.__file__).with_name(template)
     texts = {
         path.relative_to(root): path.read_text(encoding="utf-8")
         for path in sorted(root.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    return {Path(".gitignore") if name == Path("gitignore") else name: text for name, text in texts.items()}
+    return {Path(f".{name}") if name.parts[0] in _HIDDEN else name: text for name, text in texts.items()}
 
 
 def _cluster_files() -> dict[Path, str]:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 
+from slurmddp.settings.json_schema import mode_line
 from slurmddp.slurm.limits.nodes import NodeGroup, gib, is_slice
 from slurmddp.slurm.limits.partitions import Partition
 from slurmddp.slurm.limits.site import Site
@@ -70,6 +71,7 @@ def _head(partition: Partition, nodes: Sequence[NodeGroup], site: Site) -> list[
         for group in nodes
     ]
     return [
+        mode_line("cluster"),
         f"# Partition {partition.name} of {cluster}, drafted by `slurmddp cluster detect`.",
         f"# Nodes: {'; '.join(kinds)}.",
         f"# {_preemption(partition, site)}",
