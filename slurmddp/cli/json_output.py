@@ -58,11 +58,10 @@ def lines_beside_json(args: argparse.Namespace) -> Iterator[None]:
 
 
 def refuse_json_of_text(args: argparse.Namespace) -> None:
-    """Raise UsageError if `--json` is combined with a flag that prints a script or a configuration."""
-    for flag in ("dry_run", "cfg", "info"):
+    """Raise UsageError if `--json` is combined with a flag that prints a configuration."""
+    for flag in ("cfg", "info"):
         if args.json and getattr(args, flag):
-            name = flag.replace("_", "-")
             raise UsageError(
-                f"--json prints the result of a start, but --{name} starts nothing and prints text.",
-                hint=f"Omit --json or --{name}.",
+                f"--json prints the result of a start, but --{flag} starts nothing and prints text.",
+                hint=f"Omit --json or --{flag}.",
             )

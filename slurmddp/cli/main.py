@@ -62,9 +62,10 @@ COMMANDS = {
     "open": "Open the report of a run or sweep and print its path; --folder only prints the folder of a run.",
     "completion": "Print the code with which bash, zsh or fish completes commands, flags, runs, settings "
     "and choices.",
+    "mcp": "Serve tools by which a coding agent plans, starts, watches and stops runs (MCP).",
     "sandbox": "Start a SLURM of your own on this machine, to try jobs without a cluster.",
 }
-_OF_RUNS = frozenset(COMMANDS) - {"init", "exec", "cluster", "completion", "sandbox"}
+_OF_RUNS = frozenset(COMMANDS) - {"init", "exec", "cluster", "completion", "mcp", "sandbox"}
 """Commands that start a run or take an existing run; the run may be on a login node."""
 _SUBMITTING = frozenset({"train", "run", "controller", "bench"})
 """Commands whose settings may name a login node. The other commands of `_OF_RUNS` take existing runs."""

@@ -8,13 +8,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from slurmddp.control.events import Note, Report
 from slurmddp.control.start import StartedRun
 from slurmddp.control.status import status_of
 from slurmddp.environments.names import DETACHED_VARIABLE
-from slurmddp.errors import SlurmddpError
+from slurmddp.errors import EXIT_CODES, SlurmddpError
 from slurmddp.runs.folder.code_changes import changed_since
 from slurmddp.runs.folder.history import read_history
 from slurmddp.runs.folder.layout import RunFolder
@@ -46,10 +47,42 @@ def start_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
         SlurmddpError: the run did not start. The message contains the output of the process.
     """
     folder = RunFolder(job.run_dir)
-    arguments = [*job.overrides, *(["--again"] if again else [])]
+    started = _start(folder, ["train", *job.overrides, *(["--again"] if again else [])])
+    changed = "" if started.outcome == "training" else changed_since(folder, job)
+    if changed:
+        report(Note(f"{folder.name}: {changed} again=True runs the new code."))
+
+    return started
+
+
+def resume_detached(folder: RunFolder, changes: Sequence[str]) -> StartedRun:
+    """Start `slurmddp resume` for a run on this machine as a process that outlives the caller.
+
+    The call returns once the training has begun, or the process has ended without one.
+
+    Args:
+        folder: the run folder.
+        changes: typed settings with new values.
+
+    Returns:
+        The outcome: "training" or "active".
+
+    Raises:
+        SlurmddpError: the run did not start. The message contains the output of the process.
+    """
+    return _start(folder, ["resume", str(folder.path), *changes])
+
+
+def _start(folder: RunFolder, command: Sequence[str]) -> StartedRun:
+    """Start a command of slurmddp that trains a run, and wait until the training has begun.
+
+    Args:
+        folder: the run folder, which may not exist yet.
+        command: the words of the command, without `slurmddp`.
+    """
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "slurmddp", "train", *arguments],
+            [sys.executable, "-m", "slurmddp", *command],
             env={**os.environ, DETACHED_VARIABLE: "1"},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -64,16 +97,14 @@ def start_detached(job: Job, *, again: bool, report: Report) -> StartedRun:
         if not _has_begun(folder, process.pid) and process.returncode:
             output.seek(0)
             reason = output.read().strip().removeprefix("slurmddp: error: ")
-            raise SlurmddpError(f"The run did not start: {reason}")
+            error = SlurmddpError(f"The run did not start: {reason}")
+            if process.returncode in EXIT_CODES:
+                error.exit_code = process.returncode
+            raise error
 
     status = status_of(folder)
     if _has_begun(folder, process.pid):
         return _outcome(status, "training")
-
-    changed = changed_since(folder, job)
-    if changed:
-        report(Note(f"{folder.name}: {changed} again=True runs the new code."))
-
     return _outcome(status, "active" if status.active else "finished")
 
 

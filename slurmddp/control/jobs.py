@@ -122,6 +122,17 @@ def settings_of_program(program: Sequence[str], keys: Collection[str] = ()) -> l
     return [f"program.script={literal(program[0])}", f"program.args=[{items}]"]
 
 
+def own_keys(overrides: Sequence[str]) -> set[str]:
+    """Return the keys of settings that slurmddp does not have, such as `lr` for `+lr=0.1`.
+
+    Arguments of the program may refer to them: `${lr}`.
+    """
+    from slurmddp.settings.arguments import key_of
+    from slurmddp.settings.keys import TOP
+
+    return {key for key in map(key_of, overrides) if key.partition(".")[0] not in TOP}
+
+
 def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
     """Count the NVIDIA GPUs of this machine that a program may use, without importing torch.
 

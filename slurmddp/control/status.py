@@ -67,14 +67,15 @@ class RunDetails(RunStatus):
     """Commands that show the curves that loggers have written."""
 
 
-def status(name: str | None = None, slurm: SlurmClient | None = None) -> RunDetails | Listing:
+def status(
+    name: str | None = None, slurm: SlurmClient | None = None, *, write_report: bool = True
+) -> RunDetails | Listing:
     """Return the status of a run with details, or the statuses of the runs of a sweep.
-
-    If the run has finished or failed since its report was written, the report is written again.
 
     Args:
         name: name of a run or a sweep, the beginning of a name, or a run folder; None: the newest run.
         slurm: the client of the SLURM to which the runs belong; None: the SLURM of this machine.
+        write_report: whether to write the report of a run again if it has finished or failed since then.
 
     Raises:
         RunNotFoundError: the name matches no run or sweep, or several.
@@ -86,7 +87,8 @@ def status(name: str | None = None, slurm: SlurmClient | None = None) -> RunDeta
         return list_runs(name, slurm=slurm)
 
     folder = index.find(name)
-    return _details(folder, with_report(folder, run_status.status(folder, slurm)))
+    run = run_status.status(folder, slurm)
+    return _details(folder, with_report(folder, run) if write_report else run)
 
 
 def status_of(folder: RunFolder) -> RunStatus:

@@ -1,6 +1,6 @@
 """Describe the YAML files of a project as JSON Schemas, by which editors complete and check keys; pure.
 
-The schemas follow from the keys of `settings/schema.py`. They accept what the checks of `check_values` accept.
+The schemas follow from the keys of `settings/schema.py`, and accept the values that `check_values` accepts.
 A text with `${...}` is accepted for each value, because only Hydra knows what it refers to.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
+from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
 from slurmddp.settings.keys import GROUPS, TOP, Key, keys
@@ -83,11 +84,11 @@ def _title(name: str) -> str:
 def _of_group(key: Key) -> Schema:
     """Return the schema of the files of a group, which may have a defaults list beside the group's keys."""
     if Cluster in key.types:
-        return _cluster(defaults=True)
+        return _cluster(_DEFAULTS_KEY)
     if NamedTargetNodes in key.types:
         return _NODES
     if key.sections:
-        return {"anyOf": _strategies(key, defaults=True)}
+        return {"anyOf": _strategies(key, _DEFAULTS_KEY)}
     return {**_OBJECT, "properties": {**_SPECIAL, **_DEFAULTS_KEY}}
 
 
@@ -130,13 +131,17 @@ def _of_type(kind: Any, key: Key) -> list[Schema]:
         return [{"type": "boolean"}, {"enum": _FLAGS}]
     if kind is Cluster:
         return [_cluster()]
+    if key.is_open:
+        return [_open(kind)]
     if kind in key.sections:
-        return [_open(kind) if key.is_open else _closed(_properties(kind, f"{key.name}."))]
+        return [_closed(_properties(kind, f"{key.name}."))]
     if kind == TargetNode:
         return [{"$ref": "#/$defs/object"}]
     if kind == NamedTargetNodes:
         return [_NODES]
-    return [_of_generic(kind)] if get_origin(kind) is not tuple else list(_LINES)
+    if get_origin(kind) is tuple:
+        return list(_LINES)
+    return [_of_generic(kind)]
 
 
 def _of_generic(kind: Any) -> Schema:
@@ -172,27 +177,28 @@ def _open(section: type) -> Schema:
     return {**_OBJECT, "properties": {**_SPECIAL, **_properties(section, "program.")}}
 
 
-def _cluster(*, defaults: bool = False) -> Schema:
+def _cluster(others: Mapping[str, Schema] = MappingProxyType({})) -> Schema:
     """Return the schema of a cluster; a key with null has its default value.
 
     Args:
-        defaults: whether the mapping is a whole file, which may have a defaults list.
+        others: further keys, such as the defaults list of a file.
     """
     properties = _properties(Cluster, "cluster.")
     for schema in properties.values():
         if _NULL not in schema["anyOf"]:
             schema["anyOf"].append(_NULL)
 
-    return _closed({**_DEFAULTS_KEY, **properties} if defaults else properties)
+    return _closed({**others, **properties})
 
 
-def _strategies(key: Key, *, defaults: bool = False) -> list[Schema]:
-    """Return the schema of each strategy, and of a mapping that names a class of the user."""
-    shipped = []
-    for section in key.sections:
-        properties = _properties(section, f"{key.name}.")
-        shipped.append(_closed({**_DEFAULTS_KEY, **properties} if defaults else properties))
+def _strategies(key: Key, others: Mapping[str, Schema] = MappingProxyType({})) -> list[Schema]:
+    """Return the schema of each strategy, and of a mapping that names a class of the user.
 
+    Args:
+        key: the key `strategy`.
+        others: further keys, such as the defaults list of a file.
+    """
+    shipped = [_closed({**others, **_properties(section, f"{key.name}.")}) for section in key.sections]
     return [*shipped, {"$ref": "#/$defs/object", "required": ["_target_"]}]
 
 
@@ -204,8 +210,8 @@ def _loggers() -> list[Schema]:
         named.append({**_closed({"name": {"const": name}, **options}), "required": ["name"]})
 
     own = {"$ref": "#/$defs/object", "required": ["_target_"]}
-    one: list[Schema] = [{"enum": [AUTO, *NAMED]}, *named, own]
-    return [*one, {"type": "array", "items": {"anyOf": [*one, _EXPRESSION]}}]
+    single: list[Schema] = [{"enum": [AUTO, *NAMED]}, *named, own]
+    return [*single, {"type": "array", "items": {"anyOf": [*single, _EXPRESSION]}}]
 
 
 def _choices(names: Sequence[str]) -> Schema:

@@ -15,7 +15,7 @@ from slurmddp.cli.main import COMMANDS
 from support import ROOT
 
 FLAGS = {
-    "init": "folder",
+    "init": "--agent folder",
     "train": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --json "
     "--multirun --package --resolve overrides",
     "run": "--again --cfg --check --config-dir --config-name --config-path --dry-run --info --json "
@@ -42,6 +42,7 @@ FLAGS = {
     "bench": "--again --batch --cfg --check --config-dir --config-name --config-path --dry-run --info "
     "--layers --package --ranks --repetitions --resolve --seed --sizes --warmup --width action words",
     "completion": "shell",
+    "mcp": "--write folder",
     "sandbox": "action",
 }
 

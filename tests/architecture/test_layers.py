@@ -21,7 +21,7 @@ _ABOVE = """
     launchers launchers.link launchers.watchdog launchers.coordinator launchers.agent launchers.local
     launchers.submit
     config.checks config.composition config control control.ssh run_handle start_from_python function_call
-    cli cli.commands
+    mcp_server cli cli.commands
 """
 _BELOW = """
     checkpoint.state collectives transports strategies
@@ -59,6 +59,7 @@ ONLY_IMPORTERS = {
     ),
     "hydra": ("slurmddp.config",),
     "submitit": ("slurmddp.launchers.submit.submitit",),
+    "mcp": ("slurmddp.mcp_server",),
     "xxhash": ("slurmddp.checkpoint.files.digest",),
 }
 

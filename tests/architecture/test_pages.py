@@ -15,6 +15,7 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("README.md")),
+    *sorted((ROOT / "templates").rglob("*.md")),
 ]
 
 

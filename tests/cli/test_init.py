@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shlex
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
 
 from slurmddp.cli.main import main
 from slurmddp.errors import EXIT_CONFIG
+from slurmddp.settings.json_schema import schemas
 from slurmddp.slurm import client
 from support.slurm import sites
 from support.slurm.slurm_jobs import FakePrograms
 
 CONF = {"conf/slurmddp.yaml", "conf/model/classifier.yaml", "conf/data/spirals.yaml"}
-FILES = {".gitignore", "my_model.py", *CONF}
+SCHEMAS = {f"conf/.schema/{name}.json" for name in schemas()}
+FILES = {".gitignore", "my_model.py", *CONF, *SCHEMAS}
+AGENT_FILES = {"AGENTS.md", ".agents/skills/slurmddp/SKILL.md"}
 
 
 @pytest.fixture
@@ -55,6 +61,40 @@ def test_no_file_is_changed(laptop, capsys):
     assert (laptop / "my_model.py").read_text() == "mine"
     assert main(["init"]) == 0
     assert "wrote" not in capsys.readouterr().out
+
+
+def test_a_schema_of_an_earlier_version_is_written_again(laptop, capsys):
+    assert main(["init"]) == 0
+    assert "wrote   conf/.schema (for editors)\n" in capsys.readouterr().out
+    schema = laptop / "conf/.schema/slurmddp.json"
+    written = schema.read_text()
+    schema.write_text("{}")
+    assert main(["init"]) == 0
+    assert "wrote   conf/.schema (for editors)\n" in capsys.readouterr().out
+    assert schema.read_text() == written
+    assert main(["init"]) == 0
+    assert "kept    conf/.schema (up to date)\n" in capsys.readouterr().out
+
+
+def test_each_written_file_names_its_schema(laptop):
+    assert main(["init"]) == 0
+    for name in CONF:
+        file = laptop / name
+        line = file.read_text().splitlines()[0]
+        named = file.parent / line.removeprefix("# yaml-language-server: $schema=")
+        schema = json.loads(named.read_text())
+        assert Draft202012Validator(schema).is_valid(yaml.safe_load(file.read_text()))
+        assert named.stem == ("slurmddp" if file.stem == "slurmddp" else file.parent.name)
+
+
+def test_files_for_agents_are_written_if_asked_for_and_never_changed(laptop, capsys):
+    (laptop / "AGENTS.md").write_text("mine")
+    assert main(["init", "--agent"]) == 0
+    assert "kept    AGENTS.md (exists; not changed)\n" in capsys.readouterr().out
+    assert files(laptop) == FILES | AGENT_FILES
+    assert (laptop / "AGENTS.md").read_text() == "mine"
+    skill = laptop / ".agents/skills/slurmddp/SKILL.md"
+    assert skill.read_text().startswith("---\nname: slurmddp\n")
 
 
 def test_a_login_node_gets_cluster_files_that_compose(programs: FakePrograms, laptop, monkeypatch, capsys):

@@ -77,7 +77,7 @@ def test_a_training_here_has_its_exit_code(project, here, result_of):
     assert [(run.outcome, run.exit_code) for run in started.runs] == [("trained", EXIT_STOPPED)]
 
 
-@pytest.mark.parametrize("flag", ["--dry-run", "--cfg", "--info"])
+@pytest.mark.parametrize("flag", ["--cfg", "--info"])
 @pytest.mark.parametrize("command", [["train"], ["train", "-m", "seed=1,2"], ["run", "train.py"]])
 def test_a_script_or_a_configuration_is_no_json(project, capsys, command, flag):
     assert main([command[0], "--json", flag, *command[1:]]) == EXIT_USAGE

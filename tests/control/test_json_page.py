@@ -21,7 +21,7 @@ from typing import Any
 
 from slurmddp.cli.main import COMMANDS
 from slurmddp.control.cancel import cancel
-from slurmddp.control.check import check_clusters
+from slurmddp.control.check import check, check_clusters
 from slurmddp.control.checkpoints import checkpoints
 from slurmddp.control.diff import diff
 from slurmddp.control.explain import explain
@@ -29,6 +29,7 @@ from slurmddp.control.export import export
 from slurmddp.control.json_encoding import VERSION
 from slurmddp.control.listing import list_runs
 from slurmddp.control.logs import logs
+from slurmddp.control.plan import plan
 from slurmddp.control.remove import remove
 from slurmddp.control.report import report
 from slurmddp.control.resume import resume
@@ -42,9 +43,13 @@ from support.wrapping import CELL, wrap, wrap_item
 
 PAGE = ROOT / "docs" / "reference" / "json.md"
 SEARCH = "train -m hydra/sweeper=optuna"
+DRY_RUN = "train --dry-run"
+CHECK = "train --check"
 ACTIONS: dict[str, Callable[..., Any]] = {
     "train": start,
     SEARCH: search_best,
+    DRY_RUN: plan,
+    CHECK: check,
     "run": start,
     "rerun": start,
     "resume": resume,
@@ -195,7 +200,7 @@ def test_the_page_names_every_command_with_json() -> None:
         parser = argparse.ArgumentParser()
         import_module(f"slurmddp.cli.commands.{command}").add_arguments(parser)
         with_json |= {f"{command} {name}".strip() for name in commands_with_json(parser)}
-    assert with_json == set(ACTIONS) - {SEARCH}
+    assert with_json == set(ACTIONS) - {SEARCH, DRY_RUN, CHECK}
 
 
 def commands_with_json(parser: argparse.ArgumentParser) -> Iterator[str]:

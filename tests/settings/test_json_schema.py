@@ -38,7 +38,11 @@ VALUES: list[Any] = [
     *({"a": "b\n"}, {"a": {}}, {"a": {"b": 1}}, {"1x": {}}),
     *({"_target_": "a.B"}, {"_target_": "a.B", "x": [1]}, {"_target_": "a.B", "_x_": 1}),
     *({"_target_": "a.B", "_partial_": 1}, {"_target_": "a.B", "_partial_": True}),
-    *({"_target_": "a.B", "_args_": 1}, {"_target_": "a.B", "_args_": [1]}, {"_target_": "a", "_convert_": 1}),
+    *(
+        {"_target_": "a.B", "_args_": 1},
+        {"_target_": "a.B", "_args_": [1]},
+        {"_target_": "a", "_convert_": 1},
+    ),
     *({"_target_": "a.B", "x": {"_target_": "a.C", "_partial_": 3}}, {"m": {"_target_": "a.B", "_y_": 1}}),
     *({"name": "ddp"}, {"name": "ddp", "every": 3}, {"name": "diloco", "every": 3}, {"name": "nope"}),
     *("csv", "wandb", ["csv", "wandb"], ["csv", "nope"], {"name": "wandb", "project": "a"}),
@@ -141,7 +145,9 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_each_file_of_slurmddp_fits_its_schema(path: Path) -> None:
-    assert [error.message for error in VALIDATORS[name_of(path)].iter_errors(yaml.safe_load(path.read_text()))] == []
+    assert [
+        error.message for error in VALIDATORS[name_of(path)].iter_errors(yaml.safe_load(path.read_text()))
+    ] == []
 
 
 @pytest.mark.parametrize("partition", ["cpu", "gpu"])

@@ -28,7 +28,7 @@ from slurmddp.cli.commands.exec import add_count
 from slurmddp.cli.commands.exec import split as split_before
 from slurmddp.cli.json_output import add_json
 from slurmddp.cli.messages import EXIT_CODES_HELP
-from slurmddp.control.jobs import settings_of_program
+from slurmddp.control.jobs import own_keys, settings_of_program
 from slurmddp.errors import ConfigError, UsageError
 from slurmddp.settings.removed import REMOVED_TORCHRUN, torchrun_command
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
         check: called with the job before it starts; raises ConfigError if the job must not be started.
     """
     _refuse_launcher(args)
-    program = settings_of_program(args.program, _added_keys(args.overrides))
+    program = settings_of_program(args.program, own_keys(args.overrides))
     for word in args.overrides:
         if word.lstrip("+").startswith(("program.script=", "program.args=")):
             raise UsageError(
@@ -116,14 +116,3 @@ def _refuse_launcher(args: argparse.Namespace) -> None:
         "which runs as one rank on each node.",
         hint=f"Type {shlex.join(['slurmddp', 'run', *settings, '-n', '1', '--', *command])}",
     )
-
-
-def _added_keys(overrides: Sequence[str]) -> set[str]:
-    """Return the keys of settings that slurmddp does not have, such as `lr` for `+lr=0.1`.
-
-    Arguments of the program may refer to them: `${lr}`.
-    """
-    from slurmddp.settings.arguments import key_of
-    from slurmddp.settings.keys import TOP
-
-    return {key for key in map(key_of, overrides) if key.partition(".")[0] not in TOP}

@@ -77,7 +77,9 @@ def run(args: argparse.Namespace, check: Callable[[Job], object] = lambda job: N
     if args.cfg:
         return hydra_flags.show_config(args, job, sources)
     if args.dry_run:
-        return _show_script(job)
+        from slurmddp.cli import dry_run
+
+        return dry_run.show([job], as_json=args.json)
     if args.check:
         from slurmddp.cli import check_job
 
@@ -125,20 +127,10 @@ def _run_many(args: argparse.Namespace, jobs_of_points: Callable[..., list[Job]]
     if args.cfg:
         return max(hydra_flags.show_config(args, job, sources, many=True) for job in jobs)
     if args.dry_run:
-        return dry_run.show_many(jobs, name, _show_script)
+        return dry_run.show(jobs, name, as_json=args.json)
     if args.check:
         return check_job.show(groups(jobs), as_json=args.json)
     return start_and_print(args, lambda: sweep.start_sweep(jobs, again=args.again, report=StartView()))
-
-
-def _show_script(job: Job) -> int:
-    from slurmddp.cli.dry_run import show
-    from slurmddp.control.admission import refuse_misfit_here
-
-    if job.launcher == "local":
-        refuse_misfit_here(job)
-
-    return show(job)
 
 
 def _settings() -> str:

@@ -49,7 +49,7 @@ def submit(
 
 @contextmanager
 def code_sent(
-    keys: Mapping[str, str | None], request: Mapping[str, Any], report: Report
+    keys: Mapping[str, str | None], request: Mapping[str, Any], report: Report, *, silent: bool = False
 ) -> Iterator[Exchange]:
     """Send the code of this folder's project with a request to a login node, and yield the connection.
 
@@ -58,6 +58,7 @@ def code_sent(
         request: the keys of a request (see `serve`) for the command or action that the host runs once it has
             the code.
         report: called with `CodeSent`, and with each `HostOutput`.
+        silent: whether ssh must not ask for a password, even on a terminal.
     """
     project = Path.cwd()
     delivery = collect(project)
@@ -71,7 +72,7 @@ def code_sent(
         "code": sent_code.as_json(delivery.files),
     }
 
-    with exchange(node, whole, more_input=True, report=report) as session:
+    with exchange(node, whole, more_input=True, silent=silent, report=report) as session:
         if session.version != __version__:
             raise LoginNodeError(
                 f"{node.host} has slurmddp {session.version}, but this machine has slurmddp {__version__}. "
