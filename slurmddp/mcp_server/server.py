@@ -27,11 +27,11 @@ from slurmddp.mcp_server.shortening import shortened
 from slurmddp.mcp_server.tools import TOOLS, Tools
 
 _INSTRUCTIONS = """slurmddp trains PyTorch models on a SLURM cluster or on this machine.
-Order: `plan` (read its script and notes), `check` for a cluster job, `submit` with the plan's `id`, then
-`status` and `logs`. A job survives preemption, time limits and lost nodes by itself: `status` shows
-its attempts. If a run waits, `explain` says why. `resume` continues a run that stopped, failed or was cancelled.
-Results are JSON documents with the keys of `slurmddp ... --json`. `messages` holds warnings, and what was left
-out of a long result. An error has `message`, `hint` (what to do) and `exit_code` with its `meaning`."""
+Order: `plan` (read its script and notes), `check` for a cluster job, `submit` with the `id` of the plan,
+then `status` and `logs`. A job survives preemption, time limits and lost nodes by itself: `status` shows
+its attempts. If a run waits, `explain` says why. `resume` continues a run that stopped, failed or was
+cancelled. Results are JSON documents with the keys of `slurmddp ... --json`; `messages` holds warnings, and
+what was left out of a long result. An error has `message`, `hint` (what to do) and `exit_code`."""
 _PROCESSES = multiprocessing.get_context("forkserver")
 """Starts processes by a fork of a process without threads, which has imported the actions already."""
 

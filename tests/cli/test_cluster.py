@@ -44,7 +44,8 @@ def site(programs: FakePrograms, project: Path) -> FakePrograms:
 def test_detect_prints_drafts_and_writes_nothing(site, project, capsys):
     assert main(["cluster", "detect"]) == 0
     out, err = capsys.readouterr()
-    assert "# conf/cluster/gpu.yaml\n# Partition gpu of alpha" in out and "# conf/cluster/cpu.yaml\n" in out
+    assert "# conf/cluster/gpu.yaml\n# yaml-language-server: " in out and "\n# Partition gpu of alpha" in out
+    assert "# conf/cluster/cpu.yaml\n" in out
     assert "nothing was written" in err and not (project / "conf/cluster/gpu.yaml").exists()
 
 
@@ -55,6 +56,7 @@ def test_detect_writes_files_that_check_accepts_and_changes_none(site, project, 
     assert capsys.readouterr().out.splitlines() == [
         "wrote   conf/cluster/gpu.yaml",
         "kept    conf/cluster/cpu.yaml (exists; not changed)",
+        "wrote   conf/.schema (for editors)",
     ]
     assert kept.read_text() == "name: cpu\npartition: cpu\n"
     assert main(["cluster", "check", "gpu", "cpu"]) == 0
