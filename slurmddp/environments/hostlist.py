@@ -91,7 +91,7 @@ def _choices(text: str, inside: str) -> list[str]:
 
 
 def _multiply(text: str, pieces: list[list[str]], free: int) -> Iterator[str]:
-    """Return all combinations of one alternative of each piece; more than `free` raise ConfigError."""
+    """Return all combinations of one alternative of each piece; raise ConfigError for more than `free`."""
     total = 1
     for choices in pieces:
         total *= len(choices)

@@ -30,7 +30,7 @@ from slurmddp.errors import ConfigError
 
 LOOKUP_CACHES = ("all", "positive", "none")
 CLOCK_TICK_NS = 20_000_000
-"""Longest tick of the kernel's clock: two changes of a file within a tick may get the same time stamp."""
+"""Longest tick of the kernel's clock: two changes of a file within a tick may get equal time stamps."""
 
 
 @dataclass(frozen=True)

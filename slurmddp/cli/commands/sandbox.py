@@ -66,7 +66,7 @@ def _add_sizes(up: argparse.ArgumentParser) -> None:
         help="mount a folder on each node through this file system, with its caches",
     )
     up.add_argument(
-        "--folder", type=Path, dest="shared_folder", help="that folder (default: the current one)"
+        "--folder", type=Path, dest="shared_folder", help="the folder to mount (default: the current folder)"
     )
     up.add_argument(
         "--mount-options",

@@ -215,7 +215,7 @@ def _check_command(command: str, project_dir: Path, *, is_local: bool) -> None:
 def _in_the_project(command: str, path: Path) -> str:
     """Return advice on starting the project's file or folder that has the name of a command.
 
-    Empty if there is neither.
+    Empty if the project has neither such a file nor such a folder.
     """
     if path.is_file():
         return f" For the file in this folder, write ./{command} or python {command}."
