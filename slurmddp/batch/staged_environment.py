@@ -154,7 +154,7 @@ def is_whole(copy: Path) -> bool:
 
 
 def _sizes(copy: Path) -> dict[str, int]:
-    """Return the sizes of files in bytes, by path, without compiled modules, which Python replaces."""
+    """Return the sizes of a copy's files in bytes, by path, without the compiled modules."""
     sizes: dict[str, int] = {}
     folders = [""]
     while folders:

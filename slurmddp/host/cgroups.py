@@ -17,7 +17,7 @@ _UNLIMITED = 1 << 60
 _SHARE = 0.5
 """Fraction of the free memory that copies may take: the first step still has to allocate its activations."""
 _MEMORY_LIMITS = {1: ("memory.limit_in_bytes",), 2: ("memory.max", "memory.high")}
-"""Files with limits. Above memory.high the kernel does not kill processes, but makes them extremely slow."""
+"""Files with memory limits. Above memory.high the kernel slows processes extremely, but kills none."""
 _MEMORY_USE = {
     1: ("memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.current", "inactive_file"),

@@ -230,7 +230,7 @@ def _after_script(config: Mapping[str, Any]) -> list[str]:
     `model=gpt`.
     """
     script = own_script(config["program"])
-    # For a function, `args` is an argument of any type.
+    # If the program is a function, `args` is one of its arguments and no command line.
     if not script:
         return []
 
