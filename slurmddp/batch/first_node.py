@@ -104,9 +104,9 @@ def _find_lost(attempt: Attempt, job: SlurmJob, first: str) -> str:
 
 
 def _lost_by_facts(attempt: Attempt, job: SlurmJob, first: str) -> str | None:
-    """Decide by the output of scontrol whether the first `NODE`, the `SCRIPT` or nothing (empty) is lost.
+    """Decide by scontrol's output whether the first node is lost (`NODE`), the script (`SCRIPT`), or neither.
 
-    The result is None if SLURM may not have noticed the loss yet.
+    The result is empty for neither, and None if SLURM may not have noticed the loss yet.
     """
     state = job.facts.get("JobState", "")
     # slurmctld did not answer.

@@ -1,4 +1,4 @@
-"""Show how Hydra composes a configuration: its own configuration, search path and tree of defaults."""
+"""Show how Hydra composes a configuration: Hydra's own keys, its search path, its tree of defaults."""
 
 from __future__ import annotations
 
