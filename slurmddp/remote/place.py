@@ -47,7 +47,7 @@ class Placement(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, RemoteTensor) for kind in types):
             return dispatch(func, args, kwargs or {})
-        # torch.tensor([...]) returns its data by this operation.
+        # torch.tensor([...]) creates its tensor with this operation, from data of the local process.
         if func is aten.lift_fresh.default:
             return move(args[0], self._node)
 

@@ -128,7 +128,7 @@ def sweeps_of_name(name: str) -> list[Path]:
 
 
 def find(name: str | None, start: Path | None = None) -> RunFolder:
-    """Return the run that a name, the beginning of a name or a path means.
+    """Return the run that a person means by its name, the beginning of its name, or its path.
 
     Args:
         name: the name or path; None for the run that was written to last.

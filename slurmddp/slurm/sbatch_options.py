@@ -156,7 +156,7 @@ def _signal_lead(job: Job) -> int:
     """
     lead = job.policy.signal_lead_s
     limit = job.resources.time_limit_min
-    # SLURM stores the seconds in 16 bits.
+    # SLURM stores the seconds between the signal and the time limit in 16 bits.
     if not 0 < lead <= 65535:
         raise ConfigError(
             f"policy.signal_lead_s={lead} is not between 1 and 65535.",
@@ -303,7 +303,7 @@ def _others(tool: str, given: Mapping[str, Option], taken: set[str] | frozenset[
 
 
 def _one_line(what: str, value: Option) -> Option:
-    """Return a value; raise ConfigError if it has more than one line."""
+    """Return a value unchanged; raise ConfigError if it has more than one line."""
     if isinstance(value, str) and re.search(r"[\n\r\0]", value):
         raise ConfigError(
             f"{what} is {value!r}, which does not fit into one line of the script.",

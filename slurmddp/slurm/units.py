@@ -49,7 +49,7 @@ def parse_slurm_limit(text: str) -> int | None:
 
 
 def parse_seconds(text: str) -> int | None:
-    """Return the seconds of a duration in lower case; None for any other text."""
+    """Return the seconds of a duration such as `90m`, given in lower case; None for any other text."""
     # For SLURM a plain number is a number of minutes.
     if re.fullmatch(r"\d+", text):
         return int(text) * 60

@@ -89,7 +89,7 @@ def run(run_dir: str, *, entry: str = WORKER, preload: Sequence[str] = PRELOAD) 
             _print_error(error)
             return _end_without_node(folder, attempt, error, inbox)
 
-        # The file is only information, so the agent runs on if a full disk can't take it.
+        # The file is only information, so the agent continues if the disk is full.
         with suppress(OSError):
             folder.begun_file(attempt, node.node_rank).touch()
 

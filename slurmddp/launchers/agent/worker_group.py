@@ -519,7 +519,7 @@ class ForkedWorkers(WorkerGroup):
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _add_hint(self, local_rank: int) -> None:
-        """Look up a hint for the last log line of a rank; keep a hint and append it to the log."""
+        """Look up advice on the last log line of a failed rank; store it, and append it to the rank's log."""
         log = self._log(local_rank)
         lines = capture.last_lines(log, 1, since=self._log_sizes[local_rank])
         hint = hint_after(lines[-1]) if lines else ""

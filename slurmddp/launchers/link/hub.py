@@ -281,8 +281,8 @@ class Hub:
                     self._part(peer)
                     return messages
 
-        # A closed connection means that the member has ended, unless the member never used this connection:
-        # it may have closed this connection to use another.
+        # A closed connection means that the member has ended. But a member that never sent anything by this
+        # connection may have closed it only to use another.
         if connection.ended == CLOSED and peer.uses_connection:
             messages.append((node, self._lose(peer, "connection closed")))
         elif connection.ended:

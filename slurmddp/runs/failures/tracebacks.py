@@ -231,7 +231,7 @@ def _is_library(path: str) -> bool:
 
 
 def crash_place(lines: Sequence[str]) -> str:
-    """Return the place of the Python code that called crashing compiled code, as in `place`.
+    """Return the place (see `place`) of the Python code that called the compiled code which crashed.
 
     The lines of faulthandler name it; empty without such lines.
     """

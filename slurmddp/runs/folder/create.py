@@ -290,7 +290,7 @@ def _beside(place: Path) -> Iterator[RunFolder]:
 
 @contextmanager
 def _writable_for_us_alone() -> Iterator[None]:
-    """Create the files of the body so that no other account can write to them, whatever the umask is."""
+    """Let no other account write to the files that the body creates, whatever the umask is."""
     # os.umask sets the umask and returns the old one; there is no call that only reads it.
     before = os.umask(0o022)
     os.umask(before | 0o022)

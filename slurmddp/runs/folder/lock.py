@@ -163,7 +163,7 @@ def _remove_stale(holder: Path) -> bool:
     with suppress(FileNotFoundError):
         # The file is renamed first: if two processes remove the same file, the second rename fails.
         holder.rename(aside)
-        # If the renamed file is already that of a new holder, it is put back.
+        # If a new holder has meanwhile written the file, the renamed file is the new holder's: put it back.
         if aside.read_text(encoding="utf-8") != text:
             with suppress(FileExistsError):
                 os.link(aside, holder)

@@ -303,7 +303,7 @@ class _Trial:
 
     def _sees_after_touch(self, host: int, look: str) -> bool:
         """Touch the folder of a change, as slurmddp does before a decision; return whether that helps."""
-        # slurmddp looks for files in these ways only, and other programs touch no folder before they look.
+        # slurmddp looks for files in these ways only, and other programs don't touch the folder before.
         if look not in BY_LISTING:
             return True
 

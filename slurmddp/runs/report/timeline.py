@@ -214,7 +214,7 @@ class AttemptTimeline:
         return None
 
     def _time_of(self, step: float) -> float:
-        """Return when `step` was made, interpolated between known times; infinity after the last of them."""
+        """Return when `step` was completed, interpolated between known times; infinity after the last one."""
         saves = [(copied, saved) for copied, (_, _, saved) in zip(self.copied, self.saves, strict=True)]
         # A save with exactly this number counts first: a program may number its saves by epochs, and between
         # epochs and steps nothing can be interpolated.
@@ -403,8 +403,8 @@ class Timeline:
             kept = attempt.kept(start)
             for kind, seconds in attempt.parts(kept, records_steps).items():
                 attempt_sums[kind] = attempt_sums.get(kind, 0.0) + max(0.0, seconds)
-            # Of earlier ranks no step above `kept` counts either: these ranks may have resumed at a higher
-            # step, from a state in memory that a later attempt did not have.
+            # An earlier attempt keeps no step above `kept` either, although this attempt may have resumed at
+            # a higher step: it may have had a state in memory that a later attempt did not have.
             if attempt.start_step is not None:
                 start = min(kept, attempt.start_step)
 

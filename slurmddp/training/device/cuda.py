@@ -98,7 +98,7 @@ def _warn_of_unused_gpus(info: RankInfo) -> None:
 
 
 def _choose_index(info: RankInfo) -> int | None:
-    """Return the CUDA index of this rank's GPU, or None for the CPU; set CUDA_VISIBLE_DEVICES for MIG."""
+    """Return the CUDA index of this rank's GPU, or None; for a MIG device, set CUDA_VISIBLE_DEVICES."""
     mig_device = choose_mig_device(info, os.environ)
     if mig_device is None:
         return choose_device(info, os.environ, torch.cuda.device_count())

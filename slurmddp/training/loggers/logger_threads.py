@@ -132,7 +132,7 @@ class Loggers:
             thread.log(dict(metrics), step)
 
     def _run_of_start(self, run: LoggedRun, step: int) -> LoggedRun:
-        """Return `run` with its `first_step`, for loggers that start with the metrics of `step`."""
+        """Return `run` with the right `first_step` for loggers that start with the metrics of `step`."""
         if self._resumed is None:
             return replace(run, first_step=step)
 

@@ -85,7 +85,8 @@ class SignedStore:
         with suppress(dist.DistStoreError):
             self._store.wait(list(keys), timedelta(seconds=timeout_s))
 
-        # torch's wait also ends at values of foreign processes, which `get_all` rejects. Then poll.
+        # torch's wait also ends at values of foreign processes, which `get_all` rejects. In this case read
+        # the keys repeatedly until the time-out.
         while None in (values := self.get_all(keys)) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
@@ -164,8 +165,8 @@ class SignedStore:
         its process.
         """
         deadline = time.monotonic() + timeout_s
-        # After its time-out rank 0 exits, so a late rank may find the store closed. No rank waits for it
-        # then.
+        # After its time-out rank 0 exits, so a late rank may find the store closed. No other rank waits for a
+        # late rank, so the error is ignored.
         with suppress(RuntimeError):
             count = self.add(key, 1)
             while info.rank == 0 and count < info.world_size and time.monotonic() < deadline:

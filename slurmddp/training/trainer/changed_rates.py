@@ -33,7 +33,7 @@ def configured_rates(optimizer: Optimizer) -> list[dict[str, float]]:
 def apply_changes(
     saved: Rates, configured: Rates, optimizer: Optimizer, scheduler: LRScheduler | None
 ) -> None:
-    """Set learning rates and weight decays that have changed in the configuration on a loaded optimizer.
+    """Set in a loaded optimizer the learning rates and weight decays that the configuration has changed.
 
     The scheduler continues at its step, with rates in proportion to the new learning rate.
 
