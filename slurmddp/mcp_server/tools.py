@@ -1,6 +1,7 @@
-"""The tools of the server: each method calls one action of `slurmddp.control` and returns its result."""
+"""The tools of the server: each method calls one action of `slurmddp.control` and returns its result.
 
-from __future__ import annotations
+The module has no `from __future__ import annotations`, because pydantic reads annotations as objects.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

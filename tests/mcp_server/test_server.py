@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from slurmddp.cli.main import main
+from slurmddp.cli.main import COMMANDS, main
+from slurmddp.control.cancel import cancel
+from slurmddp.control.diff import diff
+from slurmddp.control.explain import explain
+from slurmddp.control.json_encoding import to_json
+from slurmddp.control.listing import list_runs
+from slurmddp.control.logs import logs
+from slurmddp.control.report import report
+from slurmddp.control.status import status
+from slurmddp.control.stop import stop
 from slurmddp.errors import EXIT_CONFIG, EXIT_NO_RUN, EXIT_RUN_STATE, EXIT_USAGE
+from slurmddp.mcp_server import calls
 from slurmddp.mcp_server.shortening import MAX_BYTES
-from slurmddp.mcp_server.tools import TOOLS
+from slurmddp.mcp_server.tools import TOOLS, Tools
+from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from support.mcp_client import Agent, with_server
-from support.runs.cli_runs import start, submit
+from support.runs.cli_runs import end, start, submit
 from support.runs.projects import make_project
 
 READING = {"plan", "check", "list", "status", "explain", "logs", "diff"}
@@ -46,8 +59,7 @@ def test_a_server_has_writing_tools_only_with_write(
             assert all("description" in part for part in properties), name
             assert tool.input_schema["additionalProperties"] is False
         if not flags:
-            refused = await agent.client.call_tool("cancel", {"run": "x"})
-            assert refused.is_error
+            assert "read-only" in (await agent.refusal("cancel", run="x"))["hint"]
 
     with_server(use, project, *flags, mode=mode)
 
@@ -78,10 +90,12 @@ def test_errors_say_what_to_do_and_have_the_exit_code_with_its_meaning(project: 
         assert error["exit_code"] == EXIT_USAGE and "running" in error["hint"]
         error = await agent.refusal("check", settings=[])
         assert error["exit_code"] == EXIT_CONFIG and "runs on this machine" in error["message"]
-        for arguments in ({"setting": ["nodes=2"]}, {"settings": "nodes=2"}):
-            refused = await agent.client.call_tool("plan", arguments)
-            assert refused.is_error and "setting" in refused.content[0].text
-            assert "Traceback" not in refused.content[0].text
+        error = await agent.refusal("plan", setting=["nodes=2"], sweep="maybe")
+        assert error["exit_code"] == EXIT_USAGE and "It takes settings, program, sweep." in error["hint"]
+        assert "`sweep`: " in error["message"] and "`setting`: " in error["message"]
+        for arguments in ({"settings": "nodes=2"}, {"settings": [2]}):
+            assert "`settings" in (await agent.refusal("plan", **arguments))["message"]
+        assert "Did you mean status" in (await agent.refusal("state"))["hint"]
 
     with_server(use, project)
 
@@ -128,19 +142,61 @@ def test_a_program_trains_here_in_the_background(project: Path) -> None:
     with_server(follow, project, "--write")
 
 
-def test_reading_tools_write_nothing(project: Path, make_run) -> None:
-    folder = make_run("first-0a1b2c3d")
+@pytest.fixture
+def finished(make_run) -> RunFolder:
+    folder: RunFolder = make_run("first-0a1b2c3d")
     submit(folder)
     start(folder)
-    before = {path: path.stat().st_mtime_ns for path in folder.path.rglob("*")}
+    append_line(folder.metrics_file, {"step": 9, "attempt": 0, "time": 1.0, "loss": 2.5})
+    end(folder, "finished")
+    return folder
+
+
+def test_reading_tools_write_nothing(project: Path, finished: RunFolder, make_run) -> None:
+    """Not even the report, which the command `status` writes."""
+    make_run("second-0a1b2c3d")
+    before = {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
 
     async def use(agent: Agent) -> None:
         for tool in ("status", "explain", "logs"):
-            assert (await agent.call(tool, run="first"))["name"] == folder.name
-        assert (await agent.call("status"))["report"] is None
+            assert (await agent.call(tool, run="first"))["name"] == finished.name
+        assert (await agent.call("status", run="first"))["report"] is None
+        await agent.call("diff", first="first", second="second")
 
     with_server(use, project)
-    assert {path: path.stat().st_mtime_ns for path in folder.path.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")} == before
+    assert main(["status", "first"]) == 0
+    assert finished.report_file.exists()
+
+
+def test_results_are_those_of_python(project: Path, finished: RunFolder, make_run) -> None:
+    make_run("second-0a1b2c3d")
+    report("first")
+    actions: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
+        "status": ({"run": "first"}, lambda: status("first", write_report=False)),
+        "list": ({"name": "f"}, lambda: list_runs(name="f", limit=20)),
+        "explain": ({"run": "first"}, lambda: explain("first")),
+        "logs": ({"run": "first", "everything": True}, lambda: logs("first", everything=True)),
+        "diff": ({"first": "first", "second": "second"}, lambda: diff("first", "second")),
+        "stop": ({"run": "first"}, lambda: stop("first")),
+        "cancel": ({"run": "first"}, lambda: cancel("first")),
+        "report": ({"run": "first"}, lambda: report("first")),
+    }
+
+    async def use(agent: Agent) -> dict[str, dict[str, Any]]:
+        return {tool: await agent.call(tool, **arguments) for tool, (arguments, _) in actions.items()}
+
+    for tool, document in with_server(use, project, "--write").items():
+        assert document.pop("messages") == []
+        result = to_json(actions[tool][1]())
+        assert document == result | {key: document[key] for key in ("time",) if key in document}, tool
+
+
+def test_a_bug_is_an_error_without_a_traceback(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(Tools, "explain", lambda self: {}["no such key"])
+    document = calls._document("explain", {}, writes=False)
+    assert document["error"]["message"] == "KeyError: 'no such key'."
+    assert "bug in slurmddp" in document["error"]["hint"] and "Traceback" in capsys.readouterr().err
 
 
 def test_output_has_limits(project: Path, make_run) -> None:
@@ -160,7 +216,7 @@ def test_output_has_limits(project: Path, make_run) -> None:
         listing = await agent.call("list", limit=2)
         assert (len(listing["runs"]), listing["more"]) == (2, 3)
         for tool, arguments in (("logs", {"lines": 401}), ("list", {"limit": 101}), ("list", {"limit": 0})):
-            assert (await agent.client.call_tool(tool, arguments)).is_error
+            assert (await agent.refusal(tool, **arguments))["exit_code"] == EXIT_USAGE
 
     with_server(use, project)
 
@@ -229,8 +285,6 @@ def test_runs_and_plans_of_a_login_node(node, tmp_path: Path, capfd) -> None:
 
 
 def test_each_tool_is_a_command() -> None:
-    from slurmddp.cli.main import COMMANDS
-
     assert set(TOOLS) == READING | WRITING
     assert set(TOOLS) - set(COMMANDS) == {"plan", "check", "submit"}
 
