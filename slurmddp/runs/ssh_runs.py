@@ -140,7 +140,10 @@ def _newest(runs: Sequence[SshRun]) -> SshRun | None:
 
 
 def _beginning_with(name: str, runs: Sequence[SshRun]) -> list[SshRun]:
-    """Return the runs whose NAME or HOST:NAME begins with `name`, the most likely ones only."""
+    """Return the runs whose NAME or HOST:NAME begins with `name`.
+
+    If some of their names are `name` and a hash, only these runs are returned.
+    """
     fitting = [run for run in runs if run.name.startswith(name) or f"{run.host}:{run.name}".startswith(name)]
     # `name=exp` makes the run exp-0a1b2c3d, so `exp` means that run, although exp2-... begins with it, too.
     return [run for run in fitting if re.fullmatch(END_OF_RUN_NAME, run.name.removeprefix(name))] or fitting

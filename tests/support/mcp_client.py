@@ -17,19 +17,19 @@ Value = TypeVar("Value")
 
 
 class Agent:
-    """A client that is connected to a server."""
+    """A client of the protocol that is connected to a server."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
 
     async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Call a tool that succeeds, and return the document of its result."""
+        """Call a tool, which must succeed, and return the JSON document of its result."""
         document = document_of(await self.client.call_tool(tool, arguments))
         assert "error" not in document, document["error"]
         return document
 
     async def refusal(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        """Call a tool that fails, and return its error."""
+        """Call a tool, which must fail, and return the error in its result."""
         result = await self.client.call_tool(tool, arguments)
         assert result.is_error
         error: dict[str, Any] = document_of(result)["error"]
@@ -37,7 +37,7 @@ class Agent:
 
 
 def document_of(result: CallToolResult) -> dict[str, Any]:
-    """Return the document of a result, which it has twice: as text and as JSON."""
+    """Return the JSON document of a tool's result, which holds it twice: as text and as an object."""
     (content,) = result.content
     document: dict[str, Any] = json.loads(content.text)
     assert result.structured_content == document and result.is_error == ("error" in document)

@@ -428,8 +428,8 @@ class Coordinator:
     def _end_hung_at_exit(self, now: float) -> None:
         """Once all other ranks have ended well, order the end of the ranks that hang at their exit.
 
-        The exit codes of the other ranks then count for them. If a hanging rank is not at its exit, it counts
-        as failed.
+        The combined exit code of the other ranks then counts for the hanging ranks. If a hanging rank is not
+        at its exit, it counts as failed.
         """
         hung = self._group.hung_at_exit()
         if self.state != State.RUNNING or not hung:

@@ -39,7 +39,7 @@ class Recorder:
         """
 
     def continue_without(self, agents: Collection[int]) -> None:
-        """Record for the batch step that the attempt can finish without these nodes."""
+        """Record, for the batch step to read, that the attempt can finish without these nodes."""
 
     def failed(self, cause: Failure, restart_count: int | None = None) -> None:
         """Record the failure that ends the attempt, unless a failure is recorded already.

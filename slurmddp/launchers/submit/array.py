@@ -138,7 +138,7 @@ def submit(
     Args:
         jobs: the jobs of the runs, in the order of their indexes.
         folder: the folder of the array; it must not exist.
-        slurm: the SLURM to submit to.
+        slurm: the client of the site's SLURM.
         new: the run folders that `create` has just written. All other runs get the files of this submission.
         say: prints a sentence about each run whose code has changed.
 

@@ -61,7 +61,7 @@ def settle_each(
 
     Args:
         folders: the run folders.
-        slurm: the SLURM to ask.
+        slurm: the client of the site's SLURM.
         say: prints a sentence about each cancelled job.
 
     Returns:

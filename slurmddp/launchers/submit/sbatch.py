@@ -59,7 +59,7 @@ def site_options(jobs: Sequence[Job], script: Path, slurm: SlurmClient) -> list[
     Args:
         jobs: the jobs of the submission, all on one cluster.
         script: the batch script; the nodes are excluded only if SLURM then still accepts it.
-        slurm: the SLURM to ask.
+        slurm: the client of the site's SLURM.
     """
     folders = [RunFolder(job.run_dir) for job in jobs if job.policy.exclude_failed_h]
     sbatch = jobs[0].cluster.sbatch

@@ -183,9 +183,9 @@ def place(lines: Iterable[str], *, anyone: bool = False, innermost: int = -1) ->
 
 
 def without_library_frames(lines: Sequence[str]) -> list[str]:
-    """Return lines in which one line replaces neighbouring frames of libraries.
+    """Return the lines of a log, with one line in place of neighbouring traceback frames of libraries.
 
-    Without a frame of a person's code, all lines are returned.
+    If no frame is of a person's code, all lines are returned.
     """
     if not place(lines):
         return list(lines)

@@ -383,7 +383,7 @@ class _Trial:
         return ONE_HOST if True in outcomes else EXCLUDES
 
     def _lock_by(self, holder: int, lock: Callable[[int], bool | None], path: Path) -> list[bool | None]:
-        """Return whether each other host got a lock that `holder` holds; None: there are no locks."""
+        """Return whether each other host got a lock that `holder` holds; [None] without support of locks."""
         is_holder = self._hosts.index == holder
         descriptors: list[int] = []
 

@@ -38,7 +38,7 @@ from slurmddp.settings.spec import is_own_trainer
 KINDS = ("training", "saving", "lost", "starting", "ending", "queued", "idle", "unknown")
 """All kinds of time; the most useful kind comes first."""
 Parts = Mapping[str, float]
-"""Seconds by kind."""
+"""Seconds by kind of time (see `KINDS`)."""
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class Metrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Latest:
-    """The newest values in `metrics.jsonl`, for `slurmddp status`; None if there are none."""
+    """The newest values in `metrics.jsonl`, for `slurmddp status`; a value that the file lacks is None."""
 
     step: int | None = None
     time: float | None = None

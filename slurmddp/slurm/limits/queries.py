@@ -89,7 +89,7 @@ def _if_shown(slurm: SlurmClient, ask: Callable[[SlurmClient], _Shown], what: st
     """Return the result of a query; if only the site's staff may make it, report this and return None.
 
     Args:
-        slurm: the SLURM to query.
+        slurm: the client of the site's SLURM.
         ask: makes the query.
         what: name of the facts that the query returns, such as "nodes", for the report.
     """

@@ -180,7 +180,11 @@ class _Load:
         return chosen[2], "disk"
 
     def run_chosen(self, find: Callable[[], Path]) -> tuple[int, str]:
-        """Load the checkpoint whose folder `find` returns on rank 0; return its step and "disk"."""
+        """Load the checkpoint whose folder `find` returns on rank 0.
+
+        Returns:
+            The step of the checkpoint, and where it was: "disk".
+        """
         chosen = collectives.on_zero(lambda: self._described(find()))
         self._from_disk(*chosen)
         self.checkpointer.chosen[self.root] = chosen[2]
