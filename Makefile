@@ -125,8 +125,8 @@ bench: $(BIN)/.installed-test slurm  ## measure what is promised of speed, in sh
 chaos: $(BIN)/.installed-test slurm  ## disturb trainings on a SLURM of this machine; ARGS='--faults 100', or --help
 	PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
 
-pictures: $(BIN)/.installed-test browser  ## draw the pictures of the README from a real training
-	PYTHONPATH=tests $(BIN)/python docs/images/make.py
+pictures: $(BIN)/.installed-test browser slurm  ## draw the pictures of README and docs from real runs; ARGS names some
+	PYTHONPATH=tests $(BIN)/python docs/images/make.py $(ARGS)
 
 docs: $(BIN)/.installed-docs  ## build the site of the docs into build/site; ARGS=serve shows it while you write
 	@# The theme's warning about MkDocs 2, which pyproject.toml excludes.

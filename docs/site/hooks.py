@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 IMAGES = (".png", ".svg")
 AS_CODE = "---\nsearch:\n  exclude: true\n---\n# `{path}`\n\n~~~~~~~~{language}\n{text}\n~~~~~~~~\n"
+BOOST = {"start": 2.0, "guides": 2.0, "internals": 0.5, "repository": 0.5}
+"""Weights of pages in the results of a search, by folder: a reader mostly looks for a task."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash"}
 
 
@@ -43,8 +45,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links of a page for the place that it and its targets have on the site."""
+    """Rewrite the links of a page for the place that it and its targets have on the site; weigh the page."""
     source = in_repository(page.file.src_uri)
+    folder = page.file.src_uri.partition("/")[0]
+    page.meta.setdefault("search", {"boost": BOOST.get(folder, 1.0)})
 
     def rewritten(link: re.Match[str]) -> str:
         path = resolved(source, link[2])
