@@ -76,6 +76,18 @@ def test_a_schema_of_an_earlier_version_is_written_again(laptop, capsys):
     assert "kept    conf/.schema (up to date)\n" in capsys.readouterr().out
 
 
+def test_a_project_that_exists_gets_no_example_again(laptop, capsys):
+    assert main(["init"]) == 0
+    (laptop / "my_model.py").unlink()
+    (laptop / "conf/.schema/model.json").unlink()
+    capsys.readouterr()
+    assert main(["init", "--agent"]) == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("wrote", "kept"))]
+    written = [*sorted(AGENT_FILES, reverse=True), "conf/.schema (for editors)"]
+    assert printed == [f"wrote   {name}" for name in written]
+    assert files(laptop) == (FILES | AGENT_FILES) - {"my_model.py"}
+
+
 def test_each_written_file_names_its_schema(laptop):
     assert main(["init"]) == 0
     for name in CONF:

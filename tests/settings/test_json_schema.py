@@ -110,9 +110,10 @@ def test_a_key_accepts_the_values_that_the_checks_accept(name: str) -> None:
 def test_a_strategy_accepts_the_values_that_the_checks_accept(section: type) -> None:
     validator = schema_of(TOP["strategy"])
     known = keys(section)
+    values = [value for value in VALUES if not isinstance(value, dict)]
     for key in every_key():
         name = key.removeprefix("strategy.")
-        for value in VALUES if name in known and name != "name" else VALUES[:1]:
+        for value in values if name in known and name != "name" else values[:1]:
             given = {"name": known["name"].default, name: value}
             assert validator.is_valid(given) == is_accepted(TOP["strategy"], given), given
 

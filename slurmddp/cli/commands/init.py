@@ -3,7 +3,8 @@
 slurmddp init my-project     writes conf/, my_model.py and .gitignore; an existing file is never changed
 slurmddp init --agent        also AGENTS.md and a skill, by which a coding agent runs trainings
 
-Only conf/.schema, by which editors complete and check the YAML files, is written again by later versions.
+In a project that exists, it writes conf/.schema again, by which editors complete and check the YAML files,
+and no example.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from slurmddp import templates
 from slurmddp.cli.new_files import write_new, write_schemas
 from slurmddp.errors import EXIT_FINISHED, ConfigError, SlurmError
 
+_CONFIG = Path("conf/slurmddp.yaml")
+"""The file by which a project is recognized."""
 _HIDDEN = ("gitignore", "agents")
 """Files and folders of a template whose names begin with a dot in the project.
 
@@ -48,7 +51,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{folder} is a file, not a folder.", hint="Choose another name.")
 
     clusters = _cluster_files()
-    texts = {**_files("project"), **clusters}
+    texts = dict(clusters)
+    # A project that has its configuration may have removed the examples.
+    if not (folder / _CONFIG).exists():
+        texts = {**_files("project"), **clusters}
     if args.agent:
         texts |= _files("agent")
     for line in write_new(folder, texts):
