@@ -6,11 +6,12 @@ import hashlib
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmddp.errors import RunStateError, SlurmError
+from slurmddp.runs.folder import config_secrets
 from slurmddp.runs.text_format import counted
 from slurmddp.settings.spec import GlobalBatch, Resources
 
@@ -102,6 +103,25 @@ def plan(jobs: Sequence[Job], sweep: str | None = None, *, with_id: bool = False
         chosen_lines=tuple(chosen_lines),
         arrays=tuple(arrays),
         notes=tuple(notes),
+    )
+
+
+def for_readers(job: Job) -> Job:
+    """Return a job for a plan that others read: its script shows no value that may be a secret.
+
+    Hidden are the values of `cluster.env`, and the texts in `setup`, `sbatch` and `srun` that come from
+    environment variables.
+    """
+    config = job.program.config
+    shown = config_secrets.for_readers(config).get("cluster") or {}
+    from_environment = (config.get(config_secrets.EXPRESSIONS) or {}).get("cluster") or {}
+    hidden = {name: shown[name] for name in ("setup", "sbatch", "srun") if name in from_environment}
+    env = dict.fromkeys(job.cluster.env, config_secrets.NOT_SHOWN)
+
+    return replace(
+        job,
+        cluster=replace(job.cluster, env=env, **hidden),
+        overrides=tuple(map(config_secrets.argument_for_readers, job.overrides)),
     )
 
 

@@ -14,7 +14,7 @@ from slurmddp.control.check import Checked, check
 from slurmddp.control.detached_training import resume_detached, start_detached
 from slurmddp.control.events import Report
 from slurmddp.control.jobs import jobs_of, own_keys, settings_of_program
-from slurmddp.control.plan import StartPlan, plan, refuse_changed_plan
+from slurmddp.control.plan import StartPlan, for_readers, plan, plan_id, refuse_changed_plan
 from slurmddp.control.refusals import refuse_collisions
 from slurmddp.control.resume import jobs_to_resume, resume
 from slurmddp.control.start import Started, groups, start, warnings_of
@@ -61,15 +61,18 @@ def points_of_settings(
 def plan_points(points: Sequence[Sequence[str]], *, is_sweep: bool) -> StartPlan:
     """Return what the start of jobs would do, with an id for `start_planned`; nothing is queued or written.
 
+    The script shows no value that may be a secret (see `for_readers`).
+
     Args:
         points: the typed settings of each job.
         is_sweep: whether the jobs are the runs of a sweep.
     """
     notes: list[str] = []
     jobs = jobs_of(points, report=lambda event: notes.extend(warnings_of(event)))
-    planned = plan(jobs, name_of(refuse_collisions(jobs)) if is_sweep else None, with_id=True)
+    sweep = name_of(refuse_collisions(jobs)) if is_sweep else None
+    planned = plan([for_readers(job) for job in jobs], sweep)
 
-    return replace(planned, notes=(*notes, *planned.notes))
+    return replace(planned, id=plan_id(jobs), notes=(*notes, *planned.notes))
 
 
 def check_points(points: Sequence[Sequence[str]]) -> Checked:

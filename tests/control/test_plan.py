@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slurmddp.cli.main import main
-from slurmddp.control.json_encoding import from_json
+from slurmddp.control.json_encoding import from_json, json_value
 from slurmddp.control.plan import StartPlan, plan, plan_id, refuse_changed_plan
-from slurmddp.control.points import points_of_settings, start_planned
+from slurmddp.control.points import plan_points, points_of_settings, start_planned
 from slurmddp.errors import ConfigError, RunStateError
 from support.runs.projects import job_of, make_project
 
@@ -77,6 +77,28 @@ def test_other_settings_are_another_plan(project: Path) -> None:
         with pytest.raises(RunStateError):
             start_planned([settings], planned, is_sweep=False)
     assert not (project / "runs").exists()
+
+
+def test_a_plan_for_others_shows_no_value_that_may_be_a_secret(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    reference = "${oc.env:SECRET}"
+    settings = [
+        *("+cluster=big", f"+cluster.env.TOKEN={reference}", "+cluster.env.PLAIN=visible"),
+        *(
+            f"cluster.setup=['export KEY={reference}',module load cuda]",
+            f"+cluster.sbatch.comment={reference}",
+        ),
+    ]
+    planned = plan_points([settings], is_sweep=False)
+    assert planned.id == plan_id([job_of(project, *settings)])
+    text = json.dumps(json_value(planned))
+    assert "hunter2" not in text and "visible" not in text
+    assert "module load cuda" in planned.script and "export TOKEN=" in planned.script
+    points = [[*settings, f"seed={seed}", f"+cluster.env.SEED=word{seed}"] for seed in (1, 2)]
+    assert "word" not in json.dumps(json_value(plan_points(points, is_sweep=True)))
+    assert "hunter2" in plan([job_of(project, *settings)]).script
 
 
 def test_what_would_wait_for_its_end_is_refused(project: Path) -> None:

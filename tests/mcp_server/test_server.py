@@ -66,7 +66,7 @@ def test_a_server_has_writing_tools_only_with_write(
 
 def test_a_plan_is_the_document_of_a_dry_run(project: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(project)
-    settings = ["+cluster=big", "nodes=2"]
+    settings = ["+cluster=small", "nodes=2"]
 
     async def use(agent: Agent) -> dict[str, object]:
         return await agent.call("plan", settings=settings)
