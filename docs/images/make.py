@@ -53,9 +53,9 @@ SWEEP = [
     "optimizer.lr=1e-3,3e-3,1e-2",
 ]
 # Each run takes all CPUs, so that the urgent run preempts the long run.
-SANDBOX = ["train", "+cluster=sandbox", "model=gpt_tiny", "nodes=2", "cpus_per_node=2"]
-LONG = [*SANDBOX, "name=long", "train.steps=400"]
-URGENT = [*SANDBOX, "name=urgent", "train.steps=60", "partition=high"]
+SANDBOX = "defaults:\n  - model: gpt_tiny\nnodes: 2\ncpus_per_node: 2\n"
+LONG = ["train", "+cluster=sandbox", "name=long", "train.steps=400"]
+URGENT = ["train", "+cluster=sandbox", "name=urgent", "train.steps=60", "partition=high"]
 PREEMPT_AT = 150
 """The step of the long run at which the urgent run preempts it."""
 SESSION = [
@@ -203,6 +203,8 @@ def draw_sweep() -> None:
 
 
 def draw_preemption() -> None:
+    (PROJECT / "conf").mkdir()
+    (PROJECT / "conf" / "slurmddp.yaml").write_text(SANDBOX)
     sandbox = Sandbox("pictures", root=PROJECT / "sandbox", cpus=2)
     sandbox.up()
     environ = {**ENVIRON, **sandbox.environment()}
@@ -219,9 +221,9 @@ def draw_preemption() -> None:
         slurmddp(*URGENT, environ=environ)
         wait_for("urgent", lambda status: (status["step"] or 0) >= 10)
         command = ["slurmddp", "list", "--watch"]
-        received = screen_of(command, columns=150, rows=12, environ=environ, seconds=4, keys=b"q")
+        received = screen_of(command, columns=124, rows=12, environ=environ, seconds=4, keys=b"q")
         frame = re.sub(r"\x1b\[[0-9;?]*[A-LN-Za-ln-z]|\r", "", received.split("\x1b[H")[-1]).rstrip()
-        draw_terminal(command, [Text.from_ansi(frame)], HERE / "list.svg", columns=150)
+        draw_terminal(command, [Text.from_ansi(frame)], HERE / "list.svg", columns=124)
         wait_for("long", lambda status: status["state"] == "finished")
         folder = RunFolder(next((PROJECT / "runs").glob("long-*")))
         draw_report(folder.report_file, HERE / "preempted.png", ["Loss", "Where the time went", "Attempts"])
