@@ -55,6 +55,16 @@ def test_table_cells_are_short(page: Path) -> None:
     assert [cell for cell in cells if len(cell) > CELL] == []
 
 
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs").glob("*/*.md")), ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_a_page_is_in_the_nav_and_in_the_index_of_its_folder(page: Path) -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    assert re.search(rf" {re.escape(str(page.relative_to(ROOT / 'docs')))}$", nav, flags=re.M), "mkdocs.yml"
+    index = page.with_name("index.md")
+    assert page == index or f"]({page.name})" in index.read_text(), f"{index} has no link to {page.name}"
+
+
 def test_code_blocks_and_tables_are_no_prose() -> None:
     text = "a\n\n```text\nb\n```\n\n- c\n\n  ~~~python\n  d\n  ~~~\n| e |\n|---|\nf\n"
     assert [line for _, line in prose(text) if line] == ["a", "- c", "f"]
