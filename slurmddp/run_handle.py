@@ -29,7 +29,9 @@ from slurmddp.settings.spec import FUNCTION_CALL
 if TYPE_CHECKING:
     from slurmddp.control.cancel import CancelledRun
     from slurmddp.control.stop import StoppedRun
+    from slurmddp.runs.report.card import RunCard
     from slurmddp.runs.status.run_status import RunStatus
+    from slurmddp.slurm.client import SlurmClient
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,24 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({self.name!r})"
 
+    def _repr_html_(self) -> str:
+        """Return the run as HTML, which a notebook shows for a cell that ends with the run."""
+        return self._html()
+
+    def _html(self, slurm: SlurmClient | None = None) -> str:
+        from slurmddp.runs.report.card import card_html, error_html
+
+        try:
+            return card_html(self._card(slurm))
+        except SlurmddpError as error:
+            return error_html(error)
+
+    def _card(self, slurm: SlurmClient | None) -> RunCard:
+        from slurmddp.control.card import card
+
+        self._refuse_removed()
+        return card(str(self.path), slurm=slurm)
+
     @property
     def name(self) -> str:
         """Full name of the run."""
@@ -96,7 +116,8 @@ class Run:
     def wait(self, timeout_s: float | None = None) -> RunStatus:
         """Wait until the run has ended, across preemptions and requeues, and write its report.
 
-        SLURM is queried at most twice a minute.
+        A notebook shows the state and the loss meanwhile, and updates them in place; nothing is printed
+        elsewhere. SLURM is queried at most twice a minute.
 
         Args:
             timeout_s: the longest wait, in seconds; None: no limit.
@@ -112,12 +133,35 @@ class Run:
             if run.wait(timeout_s=3600).state == "finished":
                 print(run.result())
         """
+        from slurmddp.pages.notebook import CellOutput, is_notebook
+        from slurmddp.slurm.client import SlurmClient
+        from slurmddp.slurm.paced_client import PacedClient
+
+        # The wait and the output share the answers of SLURM, and so the limit of queries.
+        slurm = PacedClient() if is_notebook() else SlurmClient()
+        output = CellOutput(lambda: self._html(slurm), repr(self))
+        status = self._with_report(self._ended(timeout_s, slurm, output.update))
+        output.update(at_once=True)
+        return status
+
+    def _with_report(self, status: RunStatus) -> RunStatus:
+        """Write the report of the ended run, and return `status` with its path."""
         from slurmddp.runs.report.html import with_report
 
-        return with_report(self._folder, self._ended(timeout_s))
+        return with_report(self._folder, status)
 
-    def _ended(self, timeout_s: float | None) -> RunStatus:
+    def _ended(
+        self,
+        timeout_s: float | None,
+        slurm: SlurmClient | None = None,
+        show: Callable[[], None] = lambda: None,
+    ) -> RunStatus:
         """Wait until the run has ended, and return its status; the report is not written.
+
+        Args:
+            timeout_s: the longest wait, in seconds; None: no limit.
+            slurm: the client for queries to SLURM; None: a new client.
+            show: called after each look at the run that found it active.
 
         Raises:
             TimeoutError: the run has not ended within `timeout_s`. It continues.
@@ -127,10 +171,11 @@ class Run:
         from slurmddp.slurm.client import SlurmClient
 
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        has_ended = end_of(self._folder, SlurmClient())
+        has_ended = end_of(self._folder, slurm or SlurmClient())
 
         while not has_ended():
             self._refuse_removed()
+            show()
             if end is not None and time.monotonic() > end:
                 raise TimeoutError(f"{self.name} has not ended within {timeout_s:g} s; it continues.")
             time.sleep(POLL_S)
@@ -271,6 +316,37 @@ class Run:
         chosen = merged_logs.ChosenLogs(frozenset({rank}))
         return "\n".join(merged_logs.snapshot(self._folder, attempts[-1], chosen, None))
 
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the metrics that the run has logged, step by step.
+
+        Returns:
+            For each logged step a dictionary with "step", "attempt", "time", and the values by name, such as
+            "loss", "eval_loss" and "lr". A step that was repeated after a restart is listed once.
+
+        Raises:
+            RunNotFoundError: the run was removed after this handle was made.
+
+        Example:
+            losses = [step["loss"] for step in run.metrics() if "loss" in step]
+        """
+        from slurmddp.control.metrics import metrics
+
+        self._refuse_removed()
+        return [dict(step) for step in self._act(metrics).steps]
+
+    def report(self) -> Path:
+        """Write the HTML report of the run in its present state, and return the path of the page.
+
+        Raises:
+            ConfigError: another account owns the run.
+            RunNotFoundError: the run was removed after this handle was made.
+            SlurmddpError: matplotlib is missing, or the report can't be written.
+        """
+        from slurmddp.control.report import report
+
+        self._refuse_removed()
+        return self._act(report).path
+
     def stop(self) -> StoppedRun:
         """Ask the run to save and stop, as `slurmddp stop` does.
 
@@ -340,18 +416,29 @@ class RunOverSsh(Run):
 
         return status_over_ssh(self._run)
 
-    def wait(self, timeout_s: float | None = None) -> RunStatus:
-        from slurmddp.control.report import report
+    def _card(self, slurm: SlurmClient | None) -> RunCard:
+        from slurmddp.control.card import card
 
-        status = self._ended(timeout_s)
+        return runs.call(self._run, card, self.name)
+
+    def _with_report(self, status: RunStatus) -> RunStatus:
         if status.state in ("finished", "failed"):
             # The error of a report that can't be written is ignored, because the caller needs the status.
             with suppress(SlurmddpError):
-                return replace(status, report=runs.call(self._run, report, self.name).path)
+                return replace(status, report=self.report())
 
         return status
 
-    def _ended(self, timeout_s: float | None) -> RunStatus:
+    def _refuse_removed(self) -> None:
+        # The host refuses a run that it does not have.
+        pass
+
+    def _ended(
+        self,
+        timeout_s: float | None,
+        slurm: SlurmClient | None = None,
+        show: Callable[[], None] = lambda: None,
+    ) -> RunStatus:
         end = math.inf if timeout_s is None else time.monotonic() + timeout_s
         pause = 1.0
         has_warned = False
@@ -360,6 +447,7 @@ class RunOverSsh(Run):
                 status = self.status()
                 if not status.active:
                     return status
+                show()
             except LoginNodeError as error:
                 # The job does not need the connection, so keep waiting. Warn only at the first failure.
                 if not has_warned:

@@ -22,7 +22,7 @@ from slurmddp.runs.folder.history import restart_count, stop_reason, stop_source
 from slurmddp.runs.folder.late_files import is_there
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.merged_logs import LineReader
-from slurmddp.runs.status.metrics import own_names, rate_of
+from slurmddp.runs.status.metrics import RATE_WINDOW, own_names, rate_of, seconds_left
 from slurmddp.runs.status.notices import other_places
 from slurmddp.runs.text_format import counted
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 PLAIN_EVERY_S = 5.0
 """Seconds between two lines with a step, if no progress bar is drawn."""
-_RATE_WINDOW = 12
-"""Number of logged steps from which the remaining time is computed."""
 _RUNS = "running, no step reported"
 """The shown activity of a running program that may never report a step."""
 
@@ -80,7 +78,7 @@ class RunProgress:
         self.rate_unit = "tokens/s"
         self.activity = ""
         """The run's activity while no step ends: waiting, importing, saving."""
-        self._points: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
+        self._points: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
         self._is_local = False
 
     def add_metric(self, record: dict[str, Any]) -> None:
@@ -125,14 +123,7 @@ class RunProgress:
 
         None before two steps are logged, or if the number of steps of the run is unknown.
         """
-        if len(self._points) < 2 or self.total_steps is None:
-            return None
-
-        first_time, first_step = self._points[0]
-        last_time, last_step = self._points[-1]
-        if last_step <= first_step or last_time <= first_time:
-            return None
-        return (self.total_steps - last_step) * (last_time - first_time) / (last_step - first_step)
+        return seconds_left(self._points, self.total_steps)
 
     def of_total(self, step: object) -> str:
         """Return a step, with the number of steps of the run if it is known: `10/40` or `10`."""

@@ -22,6 +22,7 @@ from slurmddp.runs.status.curve_viewers import curve_commands
 from slurmddp.runs.status.notices import Notice, notices
 from slurmddp.runs.status.peak_memory import PeakMemory, newest_peak_memory
 from slurmddp.runs.status.run_status import RunStatus
+from slurmddp.slurm import client
 from slurmddp.slurm.client import SlurmClient
 
 _LAST_LINES = 6
@@ -91,11 +92,14 @@ def status(
     return _details(folder, with_report(folder, run) if write_report else run)
 
 
-def status_of(folder: RunFolder) -> RunStatus:
-    """Return the status of a run; SLURM is queried only on a machine that has sbatch."""
-    from slurmddp.slurm import client
+def status_of(folder: RunFolder, slurm: SlurmClient | None = None) -> RunStatus:
+    """Return the status of a run.
 
-    return run_status.status(folder, client.SlurmClient() if client.on_path() else None)
+    Args:
+        folder: the run folder.
+        slurm: the client for queries to SLURM, used only on a machine that has sbatch; None: a new client.
+    """
+    return run_status.status(folder, (slurm or SlurmClient()) if client.on_path() else None)
 
 
 def _details(folder: RunFolder, run: RunStatus) -> RunDetails:

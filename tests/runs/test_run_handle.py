@@ -14,6 +14,7 @@ import slurmddp
 from slurmddp import function_call
 from slurmddp.errors import RunNotFoundError, SlurmddpError
 from slurmddp.runs.folder import owner
+from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.settings.spec import FUNCTION_CALL
 from support.runs.cli_runs import end, start
@@ -93,9 +94,40 @@ def test_a_pickle_that_another_account_may_have_written_is_not_loaded(
     assert not loaded
 
 
-@pytest.mark.parametrize("asked", ["wait", "result", "exception", "done", "status", "logs"])
+@pytest.mark.parametrize(
+    "asked", ["wait", "result", "exception", "done", "status", "logs", "metrics", "report"]
+)
 def test_a_run_that_was_removed_is_not_waited_for(finished: RunFolder, asked: str) -> None:
     run = slurmddp.Run(finished.path)
     finished.path.rename(finished.path.with_name(".removed"))
     with pytest.raises(RunNotFoundError, match="was removed by another command"):
         getattr(run, asked)()
+
+
+def test_metrics_has_one_dictionary_for_each_step(finished: RunFolder) -> None:
+    lines = [
+        {"step": 1, "attempt": 0, "time": 1.0, "loss": 3.0, "note": "a text"},
+        {"step": 2, "attempt": 0, "time": 2.0, "loss": 2.5},
+        {"step": 2, "attempt": 1, "time": 9.0, "loss": 2.25},
+        {"step": 2, "attempt": 1, "time": 9.5, "eval_loss": 2.0},
+        {"step": 2, "attempt": 0, "time": 2.5, "loss": 7.0, "lr": 0.5},
+    ]
+    for line in lines:
+        append_line(finished.metrics_file, line)
+    assert slurmddp.Run(finished.path).metrics() == [
+        {"step": 1, "attempt": 0, "time": 1.0, "loss": 3.0},
+        {"step": 2, "attempt": 1, "time": 9.5, "loss": 2.25, "eval_loss": 2.0, "lr": 0.5},
+    ]
+
+
+def test_a_run_shows_itself_in_a_notebook_also_after_it_was_removed(finished: RunFolder) -> None:
+    run = slurmddp.Run(finished.path)
+    assert run.report() == finished.report_file
+    assert "finished" in run._repr_html_() and "report.html" in run._repr_html_()
+    finished.path.rename(finished.path.with_name(".removed"))
+    assert "was removed by another command" in run._repr_html_()
+
+
+def test_the_text_of_a_status_fits_on_a_line_or_two(finished: RunFolder) -> None:
+    text = repr(slurmddp.Run(finished.path).status())
+    assert text.startswith(f"RunStatus(name='{finished.name}', state='finished'") and len(text) < 250

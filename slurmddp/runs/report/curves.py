@@ -22,8 +22,8 @@ def has_points(*curves: Curve) -> bool:
     return any(math.isfinite(value) for curve in curves for value in curve.values)
 
 
-def thin(curve: Curve, max_points: int = _MOST_POINTS) -> tuple[list[float], list[float]]:
-    """Return the steps and the values of the finite points of a curve.
+def thin(curve: Curve, max_points: int = _MOST_POINTS) -> Curve:
+    """Return the finite points of a curve.
 
     If there are more than `max_points`, neighbouring points are averaged in groups of equal size.
     """
@@ -32,16 +32,20 @@ def thin(curve: Curve, max_points: int = _MOST_POINTS) -> tuple[list[float], lis
 
     size = max(1, math.ceil(len(points) / max_points))
     groups = [points[at : at + size] for at in range(0, len(points), size)]
-    xs = [sum(step for step, _ in group) / len(group) for group in groups]
-    ys = [sum(value for _, value in group) / len(group) for group in groups]
-    return xs, ys
+    return Curve(
+        steps=tuple(round(sum(step for step, _ in group) / len(group)) for group in groups),
+        values=tuple(sum(value for _, value in group) / len(group) for group in groups),
+    )
 
 
-def draw_loss(metrics: Metrics, starts: Mapping[int, int], size: Size, title: str = "") -> Figure:
+def draw_loss(
+    train: Curve, held_out: Curve, starts: Mapping[int, int], size: Size, title: str = ""
+) -> Figure:
     """Return a figure with the training loss and the held-out loss over the steps.
 
     Args:
-        metrics: the metrics of the run.
+        train: the training loss.
+        held_out: the held-out loss.
         starts: by the number of an attempt, the step from which it resumed; drawn as vertical lines.
         size: the size of the figure.
         title: the title above the axes.
@@ -49,19 +53,21 @@ def draw_loss(metrics: Metrics, starts: Mapping[int, int], size: Size, title: st
     figure, (axes,) = new_figure(size)
 
     for curve, colour, label in (
-        (metrics.train, "train", "training"),
-        (metrics.held_out, "held", "held-out"),
+        (train, "train", "training"),
+        (held_out, "held", "held-out"),
     ):
-        xs, ys = thin(curve)
-        if xs:
+        points = thin(curve)
+        if len(points):
             # A curve with a single point has no line, so the point needs a marker. On the held-out curve, up
             # to 60 markers show where the loss was measured.
-            marker = "o" if len(xs) == 1 or (colour == "held" and len(xs) <= 60) else ""
-            line = axes.plot(xs, ys, color=COLOURS[colour], label=label, linewidth=1.8)[0]
+            marker = "o" if len(points) == 1 or (colour == "held" and len(points) <= 60) else ""
+            line = axes.plot(points.steps, points.values, color=COLOURS[colour], label=label, linewidth=1.8)[
+                0
+            ]
             # Markers are not clipped: half of a marker at step 0 is outside the axes.
-            line.set(marker=marker, markersize=4.5, clip_on=not marker)
+            line.set(linewidth=1.8, marker=marker, markersize=4.5, clip_on=not marker)
 
-    _set_axes(axes, starts, "loss", title, metrics.train, metrics.held_out)
+    _set_axes(axes, starts, "loss", title, train, held_out)
     add_legend(axes, loc="best")
     return figure
 
@@ -72,8 +78,9 @@ def draw_optimizer(metrics: Metrics, starts: Mapping[int, int], size: Size) -> F
     figure, panels = new_figure(size, len(curves))
 
     for axes, (curve, label) in zip(panels, curves, strict=True):
-        xs, ys = thin(curve)
-        axes.plot(xs, ys, color=COLOURS["train"], linewidth=1.8, marker="o" if len(xs) == 1 else "")
+        points = thin(curve)
+        marker = "o" if len(points) == 1 else ""
+        axes.plot(points.steps, points.values, color=COLOURS["train"], linewidth=1.8, marker=marker)
         _set_axes(axes, starts, label, "", curve)
     return figure
 
@@ -113,7 +120,7 @@ def _set_axes(axes: Axes, starts: Mapping[int, int], label: str, title: str, *cu
 
     # The scale is logarithmic if the largest value is more than 50 times the smallest: a linear axis would
     # flatten the end of such a curve.
-    values = [value for curve in curves for value in thin(curve)[1]]
+    values = [value for curve in curves for value in thin(curve).values]
     if min(values) > 0 and max(values) > 50 * min(values):
         axes.set_yscale("log")
 

@@ -75,6 +75,8 @@ def with_report(folder: RunFolder, status: RunStatus) -> RunStatus:
             refuse_foreign(folder.path, READ_ONLY)
             if _is_due(folder):
                 return replace(status, report=write_report(folder, status))
+            # Another process may have written the report after the status was read.
+            return replace(status, report=folder.report_file)
     return status
 
 
@@ -110,7 +112,7 @@ def write_report(folder: RunFolder, run: RunStatus) -> Path:
 
     loss: dict[str, str] = {}
     if curves.has_points(metrics.train, metrics.held_out):
-        draw = partial(curves.draw_loss, metrics, starts)
+        draw = partial(curves.draw_loss, metrics.train, metrics.held_out, starts)
         drawing.write_png(folder.figure_file, partial(draw, (9.0, 4.6), folder.name))
         loss = drawing.picture("loss", draw)
 
@@ -120,7 +122,8 @@ def write_report(folder: RunFolder, run: RunStatus) -> Path:
         optimizer = drawing.picture("optimizer", draw, wide=(9.2, 2.6), narrow=(4.6, 4.8))
 
     output = ""
-    if has_script and run.log:
+    # Before rank 0 has written a line, `run.log` is the folder of the logs.
+    if has_script and run.log and run.log.is_file():
         output = "\n".join(merged_logs.tail(run.log, _OUTPUT_LINES))
     return write_page(
         folder.report_file,

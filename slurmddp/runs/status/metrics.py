@@ -26,6 +26,8 @@ _GAP_S = 60.0
 """Shortest pause between two logged steps that counts as a gap, in seconds."""
 _GAP_RATIO = 10
 """Shortest pause that counts as a gap, as a multiple of the time that its steps usually take."""
+RATE_WINDOW = 12
+"""Number of logged steps from which the remaining time is computed."""
 _TRAINING = b"loss"
 _AS_LOGGED = re.compile(
     rb'^\{"step": (\d+), "attempt": (\d+), "time": (\d{1,14}(?:\.\d+)?)'
@@ -39,11 +41,10 @@ KNOWN = frozenset({"step", "attempt", "time", "loss", "eval_loss", "lr", "grad_n
 
 @dataclass(frozen=True)
 class Curve:
-    """The values of a metric in the order of the steps, and the attempt that logged each value."""
+    """The values of a metric in the order of the steps."""
 
     steps: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
-    attempts: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -126,8 +127,9 @@ class Latest:
 def read(folder: RunFolder) -> Metrics:
     """Return the values in a run's `metrics.jsonl`; if attempts share a step, the last attempt counts."""
     records = list(_records(folder.metrics_file))
-    train = _kept(records, "loss")
-    rates = [rate for rate in map(rate_of, train.values()) if rate is not None]
+    steps = _by_step(records)
+    logged_rates = map(rate_of, (step for step in steps if "loss" in step))
+    rates = [pair for pair in logged_rates if pair is not None]
     rate = None
     rate_unit = "tokens/s"
     if rates:
@@ -141,15 +143,53 @@ def read(folder: RunFolder) -> Metrics:
             logged[record.get("attempt", 0)] = LoggedStep(record["step"], time)
 
     return Metrics(
-        train=_curve(train, "loss"),
-        held_out=_curve(_kept(records, "eval_loss"), "eval_loss"),
+        train=curve(steps, "loss"),
+        held_out=curve(steps, "eval_loss"),
         rate=rate,
         rate_unit=rate_unit,
         logged=logged,
-        lr=_curve(_kept(records, "lr"), "lr"),
-        grad_norm=_curve(_kept(records, "grad_norm"), "grad_norm"),
-        own={name: _curve(_kept(records, name), name) for name in own_names(records)},
+        lr=curve(steps, "lr"),
+        grad_norm=curve(steps, "grad_norm"),
+        own={name: curve(steps, name) for name in own_names(records)},
     )
+
+
+def read_steps(folder: RunFolder) -> list[dict[str, Any]]:
+    """Return the numbers that a run has logged at each step, in the order of the steps.
+
+    Returns:
+        For each step a dictionary with "step", "attempt", "time", and the logged values by name. If attempts
+        share a step, the value of the last attempt counts.
+    """
+    return _by_step(_records(folder.metrics_file))
+
+
+def _by_step(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Merge the records of each step, and return one dictionary for each step, in the order of the steps.
+
+    Values that are no numbers are left out. Of several attempts, the value of the last one counts.
+    """
+    steps: dict[int, dict[str, Any]] = {}
+    for record in records:
+        numbers = {name: value for name, value in record.items() if _number(value) is not None}
+        known = steps.get(record["step"], {})
+        if record.get("attempt", 0) >= known.get("attempt", 0):
+            steps[record["step"]] = {**known, **numbers}
+        else:
+            steps[record["step"]] = {**numbers, **known}
+
+    return [steps[step] for step in sorted(steps)]
+
+
+def curve(steps: Iterable[Mapping[str, Any]], name: str) -> Curve:
+    """Return the curve of the values with this name.
+
+    Args:
+        steps: the numbers of each step, as `read_steps` returns them.
+        name: the name of the values, such as "loss".
+    """
+    points = [(step["step"], float(step[name])) for step in steps if name in step]
+    return Curve(tuple(step for step, _ in points), tuple(value for _, value in points))
 
 
 class _Line(NamedTuple):
@@ -287,27 +327,6 @@ def own_names(records: list[dict[str, Any]]) -> list[str]:
     return sorted(name for name in names if any(_number(record.get(name)) is not None for record in records))
 
 
-def _kept(records: list[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
-    """Return the records with a number under `key`, by step; if attempts share a step, the last counts."""
-    kept: dict[int, dict[str, Any]] = {}
-    for record in records:
-        if _number(record.get(key)) is None:
-            continue
-        known = kept.get(record["step"])
-        if known is None or record.get("attempt", 0) >= known.get("attempt", 0):
-            kept[record["step"]] = record
-    return kept
-
-
-def _curve(kept: dict[int, dict[str, Any]], key: str) -> Curve:
-    steps = sorted(kept)
-    return Curve(
-        steps=tuple(steps),
-        values=tuple(float(kept[step][key]) for step in steps),
-        attempts=tuple(int(kept[step].get("attempt", 0)) for step in steps),
-    )
-
-
 def _number(value: Any) -> float | None:
     # Without this test, True would count as 1: in Python a bool is an int.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -321,6 +340,26 @@ def seconds_or_none(value: Any) -> float | None:
     if number is None or not 0 <= number < 1e15:
         return None
     return number
+
+
+def seconds_left(points: Sequence[tuple[float, int]], total_steps: int | None) -> float | None:
+    """Return the remaining seconds of a training at the speed of its last logged steps.
+
+    Args:
+        points: the time and the number of steps that were logged, without a restart between them.
+        total_steps: the number of steps of the run; None if only its program knows it.
+
+    Returns:
+        None without a speed, or if the number of steps is unknown.
+    """
+    if len(points) < 2 or total_steps is None:
+        return None
+
+    first_time, first_step = points[0]
+    last_time, last_step = points[-1]
+    if last_step <= first_step or last_time <= first_time:
+        return None
+    return (total_steps - last_step) * (last_time - first_time) / (last_step - first_step)
 
 
 def rate_of(record: dict[str, Any]) -> tuple[float, str] | None:

@@ -25,7 +25,7 @@ from slurmddp.slurm.client import SlurmClient
 from slurmddp.slurm.states import JobState
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunStatus:
     """The state of a run, for `slurmddp status`. Times are seconds since the epoch; None means unknown."""
 
@@ -92,6 +92,12 @@ class RunStatus:
     """The page of the run, if it was written."""
     active: bool = False
     """Whether a job or a process of this run exists, or may exist."""
+
+    def __repr__(self) -> str:
+        """Return the main fields as text, which a notebook shows for a cell that ends with the status."""
+        fields = ("name", "state", "detail", "step", "loss", "report")
+        shown = ", ".join(f"{field}={getattr(self, field)!r}" for field in fields)
+        return f"{type(self).__name__}({shown})"
 
 
 def status(folder: RunFolder, slurm: SlurmClient | None) -> RunStatus:

@@ -376,7 +376,6 @@ def test_steps_that_ran_twice_count_once_in_any_order_of_lines(folder):
     curve = metrics.read(folder).train
     assert curve.steps == (10, 20, 30, 40)
     assert curve.values == (2.0, 2.0, 1.5, 1.5)
-    assert curve.attempts == (0, 0, 1, 1)
 
 
 def test_damaged_lines_are_skipped(folder):
@@ -431,12 +430,22 @@ def test_a_personal_matplotlib_style_does_not_reach_the_report(folder, monkeypat
     assert folder.figure_file.read_bytes() == plain
 
 
+def test_a_report_that_another_process_wrote_after_the_status_was_read_is_named(folder):
+    two_attempts(folder)
+    end(folder, 360.0, 1)
+    before = status(folder, None)
+    assert before.report is None
+    write_report(folder, before)
+    assert with_report(folder, before).report == folder.report_file
+
+
 def test_long_curves_are_thinned_by_averaging():
-    curve = Curve(tuple(range(10_000)), tuple(float(step % 2) for step in range(10_000)), (0,) * 10_000)
-    xs, ys = curves.thin(curve)
-    assert len(xs) <= 800
-    assert abs(sum(ys) / len(ys) - 0.5) < 0.05
-    assert xs == sorted(xs)
+    curve = Curve(tuple(range(10_000)), tuple(float(step % 2) for step in range(10_000)))
+    thinned = curves.thin(curve)
+    assert len(thinned) <= 800
+    assert abs(sum(thinned.values) / len(thinned) - 0.5) < 0.05
+    assert thinned.steps == tuple(sorted(thinned.steps))
+    assert curves.thin(thinned) == thinned
 
 
 def test_values_of_the_environment_and_for_it_are_not_on_the_page(tmp_path):
@@ -460,7 +469,7 @@ def test_values_that_a_program_names_itself_are_cards_with_their_newest_value(fo
     log(folder, 2, loss=1.5, **{"val/f1": 0.5, "note": "a text"})
     log(folder, 1, attempt=1, loss=1.9, **{"val/f1": 0.125})
     log(folder, 3, attempt=1, images_per_s=7, lr=0.1)
-    assert metrics.read(folder).own == {"val/f1": Curve((1, 2), (0.125, 0.5), (1, 0))}
+    assert metrics.read(folder).own == {"val/f1": Curve((1, 2), (0.125, 0.5))}
     html = html_of(folder)
     assert "val/f1" in html and "0.5000" in html
     assert not {"note", "lr", "images_per_s"} & set(metrics.latest(folder).own)
