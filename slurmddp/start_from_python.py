@@ -131,9 +131,9 @@ def map_array(
         runs = slurmddp.map_array(package.module.evaluate, ["a.safetensors", "b.safetensors"], [1, 2])
         scores = [run.result() for run in runs]
     """
+    from slurmddp.control.conflicting_configs import refuse_collisions
     from slurmddp.control.detached_training import finish_detached
     from slurmddp.control.jobs import jobs_of
-    from slurmddp.control.refusals import refuse_collisions
     from slurmddp.control.ssh.start_jobs import start_over_ssh
     from slurmddp.control.sweep import raise_if_incomplete, start_sweep
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from slurmddp.control.conflicting_configs import refuse_other_run
 from slurmddp.control.events import Note, Report
-from slurmddp.control.refusals import refuse_other_run
 from slurmddp.errors import SlurmError
 
 if TYPE_CHECKING:

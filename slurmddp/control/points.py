@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurmddp.control.check import Checked, check
+from slurmddp.control.conflicting_configs import refuse_collisions
 from slurmddp.control.detached_training import resume_detached, start_detached
 from slurmddp.control.events import Report
 from slurmddp.control.jobs import jobs_of, own_keys, settings_of_program
 from slurmddp.control.plan import StartPlan, for_readers, plan, plan_id, refuse_changed_plan
-from slurmddp.control.refusals import refuse_collisions
 from slurmddp.control.resume import jobs_to_resume, resume
 from slurmddp.control.start import Started, groups, start, warnings_of
 from slurmddp.control.sweep import name_of, start_sweep

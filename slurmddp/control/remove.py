@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slurmddp.control.events import Report, ignore
 from slurmddp.control.hold import hold
-from slurmddp.control.refusals import refuse_active
+from slurmddp.control.run_states import refuse_active
 from slurmddp.control.selection import select_own
 from slurmddp.errors import EXIT_INTERRUPTED, RunStateError, SlurmddpError, plain
 from slurmddp.launchers.submit import array

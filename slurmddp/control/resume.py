@@ -14,7 +14,7 @@ from slurmddp.config.resume_changes import job_of_run
 from slurmddp.control.admission import refuse_misfits
 from slurmddp.control.events import Info, Note, Report, ignore
 from slurmddp.control.hold import hold, keep
-from slurmddp.control.refusals import refuse_active, refuse_finished, refuse_unclear
+from slurmddp.control.run_states import refuse_active, refuse_finished, refuse_unclear
 from slurmddp.control.selection import Selection, select_own
 from slurmddp.control.start import Started, StartedRun, leave_active, start_claimed
 from slurmddp.control.submission import ClaimedRun

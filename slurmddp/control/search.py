@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from slurmddp.config.composition.search_space import Choices, Interval, Search
 from slurmddp.control.admission import refuse_misfits
+from slurmddp.control.conflicting_configs import refuse_collisions
 from slurmddp.control.events import Note, Report, ignore
-from slurmddp.control.refusals import refuse_collisions
 from slurmddp.control.start import (
     ENDED_BY_PERSON,
     PointBegins,

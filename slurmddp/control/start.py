@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from slurmddp.control.admission import checked_script
+from slurmddp.control.conflicting_configs import refuse_extended, refuse_other_run
 from slurmddp.control.events import Info, Note, Report, Waiting, ignore
 from slurmddp.control.hold import hold
 from slurmddp.control.local_training import train_here
-from slurmddp.control.refusals import refuse_active, refuse_extended, refuse_other_run, refuse_unclear
+from slurmddp.control.run_states import refuse_active, refuse_unclear
 from slurmddp.control.status import status_of
 from slurmddp.control.submission import (
     ClaimedRun,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmddp.control.admission import refuse_misfits
+from slurmddp.control.conflicting_configs import refuse_collisions
 from slurmddp.control.events import Report, ignore
-from slurmddp.control.refusals import refuse_collisions
 from slurmddp.control.start import PointBegins, Started, StartedRun, StartHere, claim_for_start, start_claimed
 from slurmddp.errors import ConfigError, SlurmddpError, SlurmError
 from slurmddp.runs import ssh_runs, sweeps

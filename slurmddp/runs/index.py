@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 import json
 import logging
@@ -17,6 +16,7 @@ from pathlib import Path
 from slurmddp.errors import RunNotFoundError
 from slurmddp.host.regular_file import read_regular
 from slurmddp.host.working_folder import working_folder
+from slurmddp.near_matches import nearest
 from slurmddp.runs.folder.jsonl import append_line
 from slurmddp.runs.folder.layout import RunFolder, state_dir
 from slurmddp.runs.folder.owner import account
@@ -305,14 +305,10 @@ def _unknown(name: str, runs: list[RunFolder]) -> RunNotFoundError:
 
     names = sorted({run.name for run in runs})
     # Names are compared with and without the digits at their end, which people rarely remember.
-    near = [known for known in names if _is_close(name, known)]
+    near = [known for known in names if nearest(name, (known, known.rpartition("-")[0]))]
     hint = "`slurmddp list` shows all runs."
     if near:
         hint = f"Did you mean {' or '.join(near[:3])}? {hint}"
     elif len(names) <= 5:
         hint = f"The runs are {', '.join(names)}."
     return RunNotFoundError(f"There is no run named {name!r}.", hint=hint)
-
-
-def _is_close(name: str, known: str) -> bool:
-    return bool(difflib.get_close_matches(name, (known, known.rpartition("-")[0]), n=1))

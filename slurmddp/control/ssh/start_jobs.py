@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from slurmddp.control.conflicting_configs import refuse_collisions
 from slurmddp.control.events import Report, ignore
 from slurmddp.control.jobs import jobs_of
 from slurmddp.control.json_encoding import from_json
-from slurmddp.control.refusals import refuse_collisions
 from slurmddp.control.ssh.connection import LoginNode
 from slurmddp.control.ssh.runs import pass_through, request_for, run_at
 from slurmddp.control.ssh.submit import code_sent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slurmddp.errors import EXIT_FAILED
 from slurmddp.runs.failures import torchrun_report
@@ -23,6 +23,40 @@ from slurmddp.runs.failures.tracebacks import (
     without_library_frames,
 )
 from slurmddp.short_text import shorten
+
+ADVICE: Mapping[FailureKind, str] = {
+    "out_of_memory": "Ask for more with mem_gb=, or use a smaller train.batch_size or fewer train.workers.",
+    "out_of_gpu_memory": "Use a smaller train.batch_size. train.accumulate=N then keeps the number of "
+    "samples per step.",
+    "shared_memory_full": "Data workers pass batches to the rank through shared memory. Use fewer "
+    "train.workers (0 needs no shared memory), or give the container more (--shm-size).",
+    "disk_full": "Free space on that disk, or ask for a larger quota.",
+    "too_many_files": "Raise the limit (`ulimit -n`), or use fewer train.workers.",
+    "port_taken": "A script that starts its own ranks needs ranks_per_node=1. Any other script should use "
+    "the port in MASTER_PORT.",
+    "wrong_python": "With `python:` in the cluster file, name an interpreter that exists on the nodes and "
+    "has slurmddp and torch.",
+    "lost_peer": "Look for the rank or node that ended first.",
+    "killed": "On a cluster the batch log and `sacct` may say who killed it.",
+    "unhandled_signal": "`scancel --signal` or a program on the node sent the signal. Handle it in the "
+    "program, or use `slurmddp stop`, which lets a run save and stop.",
+    "crashed": "The crash is in compiled code. If the program runs in Python, the log of the rank has its "
+    "whole stack.",
+    "crashed_at_exit": "A thread of compiled code still ran while Python shut down, after the program's last "
+    "line; threads of torch's gloo do so now and then, also under torchrun.",
+    "crashed_worker": "The crash is in compiled code that Python called. With train.workers=0 the log "
+    "shows where.",
+    "ended_worker": "With train.workers=0 the log shows where.",
+    "left_early": "All ranks have to take the same number of steps.",
+    "stalled": "Read the stacks of all ranks: stacks-rank-R.txt beside the logs.",
+    "stalled_together": "Read the stacks of all ranks: stacks-rank-R.txt beside the logs.",
+    "lost_node": "Its host or its network went down, or its agent was killed.",
+    "lost_contact": "The host or the network of one of these nodes went down; batch.log and excluded.jsonl "
+    "may name the node.",
+    "unfit_node": "rank-0.log says what to check on that node.",
+    "unable_node": "The log of that node (node-N.log) shows the error.",
+}
+"""The advice to a person about a failure, by kind."""
 
 _TERMINATED = "terminate called without an active exception"
 """The last line of a process that aborts because a thread needs Python's lock while Python shuts down."""

@@ -21,8 +21,8 @@ from slurmddp.errors import (
     SlurmddpError,
 )
 from slurmddp.runs.failures import causes
-from slurmddp.runs.failures.causes import reads_like_a_lost_peer, telling
-from slurmddp.runs.failures.kinds import ADVICE, LOST_NODES, PHRASES, STALLS, Cause, FailureKind
+from slurmddp.runs.failures.causes import ADVICE, reads_like_a_lost_peer, telling
+from slurmddp.runs.failures.kinds import LOST_NODES, PHRASES, STALLS, Cause, FailureKind
 from slurmddp.runs.folder.history import restart_count
 
 if TYPE_CHECKING:

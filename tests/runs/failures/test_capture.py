@@ -10,7 +10,7 @@ import pytest
 from slurmddp.launchers.watchdog.stacks import main_thread
 from slurmddp.runs.failures import capture
 from slurmddp.runs.failures.capture import here, tail_of
-from slurmddp.runs.failures.causes import find_cause
+from slurmddp.runs.failures.causes import ADVICE, find_cause
 from slurmddp.runs.failures.failure import (
     LAST_LINES,
     Failure,
@@ -19,7 +19,7 @@ from slurmddp.runs.failures.failure import (
     likely_first,
     node_code,
 )
-from slurmddp.runs.failures.kinds import ADVICE, Cause, FailureKind
+from slurmddp.runs.failures.kinds import Cause, FailureKind
 from slurmddp.runs.failures.read import read_failure
 from slurmddp.runs.folder.layout import RunFolder
 from slurmddp.runs.status.run_status import status

@@ -14,9 +14,9 @@ import pytest
 from slurmddp.host.heartbeat_page import ReportedError
 from slurmddp.runs.failures import torchrun_report
 from slurmddp.runs.failures.capture import here, last_lines, tail_of, unexplained
-from slurmddp.runs.failures.causes import find_cause
+from slurmddp.runs.failures.causes import ADVICE, find_cause
 from slurmddp.runs.failures.failure import Failure, is_consequence
-from slurmddp.runs.failures.kinds import ADVICE, Cause
+from slurmddp.runs.failures.kinds import Cause
 from slurmddp.runs.failures.tracebacks import TRACEBACK
 
 LOGS = Path(__file__).parent / "last_lines"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurmddp.runs.failures.capture import here, last_lines, tail_of
-from slurmddp.runs.failures.causes import find_cause, telling
-from slurmddp.runs.failures.kinds import ADVICE
+from slurmddp.runs.failures.causes import ADVICE, find_cause, telling
 
 GROUP = """\
 rank 1 begins
