@@ -74,6 +74,7 @@ def test_a_job_of_a_real_slurm_is_handled_from_a_laptop(
         run = slurmddp.submit("math.sqrt", 2.0, cluster="sandbox", ssh="login1", ranks_per_node=1)
         assert run.status().active and run.name.startswith("sqrt-")
         assert run.result(240) == 2.0**0.5
+        assert "finished" in run._repr_html_() and run.metrics() == [] and "login1:" in str(run.report())
         settings = {"cluster": "sandbox", "ssh": "login1", "ranks_per_node": 1}
         runs = slurmddp.map_array("math.pow", [2.0, 3.0, 2.0], [10.0, 2.0, 10.0], **settings)
         assert [run.result(240) for run in runs] == [1024.0, 9.0, 1024.0]
