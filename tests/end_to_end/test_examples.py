@@ -286,7 +286,7 @@ def test_every_example_has_a_page_and_a_line_in_the_table() -> None:
     table = re.findall(
         r"^\| \[(\w+)\]\(\1/README\.md\) \| \S.*\. \|$", (EXAMPLES / "README.md").read_text(), re.M
     )
-    assert table == folders and len(folders) == 15
+    assert table == folders and len(folders) == 16
     for folder in folders:
         page = (EXAMPLES / folder / "README.md").read_text()
         assert "```bash\n" in page and "\nNext: [" in page, folder

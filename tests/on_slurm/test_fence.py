@@ -169,7 +169,8 @@ def test_ranks_that_hear_nothing_leave_before_slurm_kills_them(command: Command)
         in (logs / "node-0.log").read_text()
     )
     assert [(logs / f"exit-node-{node}").read_text() for node in (0, 1)] == ["75\n", "75\n"]
-    saved = of_attempt(run.events("saved"), 0)[-1]["step"]
+    # The agent may kill rank 0 between the publication of a checkpoint and its event.
+    saved = int((run.folder / "checkpoints" / "latest").read_text().strip().removeprefix("step-"))
     run.wait("second attempt", lambda: of_attempt(run.records("metrics.jsonl"), 1))
     assert of_attempt(run.events("resumed"), 1)[0]["step"] == saved
     command("cancel", run.folder.name)
