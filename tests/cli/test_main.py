@@ -79,7 +79,6 @@ def exit_codes_of_a_batch_job() -> str:
 @pytest.mark.parametrize(
     ("page", "mark", "table"),
     [
-        ("README.md", "exit codes", exit_codes_for_a_person),
         ("docs/reference/exit-codes.md", "exit codes of a command", exit_codes_for_a_person),
         ("docs/reference/exit-codes.md", "exit codes of a batch job", exit_codes_of_a_batch_job),
     ],
