@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from slurmddp.bench.page import write_bench_page
+from slurmddp.runs.report.card import card_html, read_card
 from slurmddp.runs.report.html import write_report
 from slurmddp.runs.report.sweep import write_sweep_report
 from slurmddp.runs.status.run_status import status
 from slurmddp.sandbox import conf, plan
 from slurmddp.slurm.script import render, render_array
+from slurmddp.templates import template
 from support import ROOT, TESTS
 from support.runs.bench_results import bench_result
 from support.runs.run_events import FAILED, make_folder, write
@@ -92,6 +94,18 @@ def render_sweep(folder: Path) -> str:
     return write_sweep_report(folder / "sweep.html", "gpt-sweep", [status(run, None)]).read_text()
 
 
+def render_card(folder: Path) -> str:
+    """Render the card of a run, in a page of its own."""
+    run = make_folder(folder, "name: gpt\nnodes: 2\nranks_per_node: 2\n")
+    write(run, *FAILED)
+    return f"<html>{card_html(read_card(run, status(run, None)))}</html>"
+
+
+def render_colours(folder: Path) -> str:
+    macros = template("colours.css.j2").module
+    return f"{macros.light()}{macros.dark()}"
+
+
 def render_array_of(folder: Path) -> str:
     return render_array([make_job(), make_job()], folder / "it's an array")
 
@@ -99,7 +113,7 @@ def render_array_of(folder: Path) -> str:
 RENDERERS = {
     "job.sbatch.j2": render_job, "array.sbatch.j2": render_array_of, "report.html.j2": render_report,
     "bench.html.j2": render_bench, "sweep.html.j2": render_sweep,
-    "page.html.j2": render_sweep,
+    "page.html.j2": render_sweep, "card.html.j2": render_card, "colours.css.j2": render_colours,
 }  # fmt: skip
 RENDERERS |= {path.name: render_sandbox(path.name) for path in FILES if path.name.startswith("sandbox-")}
 
@@ -135,6 +149,13 @@ def check_page(text: str) -> None:
     assert page.open == [] and text.rstrip().endswith("</html>")
 
 
+def check_colours(text: str) -> None:
+    """Check that the colours for a light and for a dark background have the same names."""
+    names = re.findall(r"(--[\w-]+): #[0-9a-f]{6};", text)
+    assert len(names) == text.count(";") > 0
+    assert names[: len(names) // 2] == names[len(names) // 2 :]
+
+
 def check_settings(text: str) -> None:
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert lines and all("=" in line for line in lines)
@@ -156,6 +177,7 @@ CHECKS = {
     ".sbatch": check_shell,
     ".sh": check_shell,
     ".html": check_page,
+    ".css": check_colours,
     ".conf": check_settings,
     ".vol": check_volume,
 }
@@ -175,7 +197,8 @@ def test_t15_every_script_and_template_is_read_by_its_language(path: Path, tmp_p
 
 
 def test_t15_every_example_is_executed() -> None:
-    text = (TESTS / "end_to_end" / "test_examples.py").read_text()
+    tests = [TESTS / "end_to_end" / "test_examples.py", TESTS / "on_slurm" / "test_notebook.py"]
+    text = "".join(test.read_text() for test in tests)
     folders = [path.name for path in sorted((ROOT / "examples").iterdir()) if path.is_dir()]
     assert [name for name in folders if f'"{name}"' not in text] == []
     programs = [path for path in FILES if "examples" in path.parts and path.stem in ("train", "plain", "fit")]
