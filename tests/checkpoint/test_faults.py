@@ -339,8 +339,18 @@ def test_the_error_of_an_invisible_checkpoint_names_the_host(tmp_path, waits):
     assert "all nodes share" in caught.value.hint
     assert waits == list(visibility.WAITS_S)
     save(tmp_path / "here", 5, {"other": 1})
-    with pytest.raises(CheckpointError, match="is an older checkpoint of the same step on"):
+    with pytest.raises(CheckpointError, match="has another manifest on"):
         visibility.wait_until_visible(tmp_path / "here" / there.name, visibility.fingerprint(there))
+
+
+def test_a_manifest_that_is_damaged_for_this_host_is_no_older_checkpoint(tmp_path, waits):
+    there = save(tmp_path, 5)
+    mark = visibility.fingerprint(there)
+    path = there / manifest.MANIFEST_FILE
+    path.write_text(path.read_text().replace("{", "$", 1))
+    with pytest.raises(manifest.DamagedError, match=r"manifest\.json is damaged"):
+        visibility.wait_until_visible(there, mark)
+    assert waits == list(visibility.WAITS_S)
 
 
 def test_a_host_without_permission_does_not_wait(tmp_path, waits, monkeypatch):

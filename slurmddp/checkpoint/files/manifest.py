@@ -39,6 +39,10 @@ _FOLDER = re.compile(r"step-(\d{10,})")
 _RENAMED = re.compile(r"[a-z]+-step-(\d{10,})(-\d+)?")
 
 
+class DamagedError(CheckpointError):
+    """The bytes of a checkpoint differ from those that were written. An older checkpoint may be undamaged."""
+
+
 class OtherVersionError(CheckpointError):
     """Another version of slurmddp wrote the checkpoint, and this version can't read it.
 
@@ -147,7 +151,8 @@ def load_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: the manifest is missing or damaged, or belongs to another step than the folder.
+        CheckpointError: the manifest is missing, or belongs to another step than the folder.
+        DamagedError: the manifest is damaged.
         OtherVersionError: this version of slurmddp can't read the format.
         OSError: the manifest can't be read.
     """
@@ -155,7 +160,7 @@ def load_manifest(folder: Path) -> Manifest:
         content = json.loads(read_regular(folder / MANIFEST_FILE))
         recorded = content.pop("sha256")
         if recorded != _digest(content):
-            raise CheckpointError(f"{MANIFEST_FILE} does not match its own hash.")
+            raise DamagedError(f"{MANIFEST_FILE} does not match its own hash.")
 
         check_format(content["format"])
         if content["digest"] != ALGORITHM:
@@ -169,7 +174,7 @@ def load_manifest(folder: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"{MANIFEST_FILE} is missing.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{MANIFEST_FILE} is damaged.") from error
+        raise DamagedError(f"{MANIFEST_FILE} is damaged.") from error
 
     # `step_of` is None for a folder that is being written or was renamed. Its name is not compared.
     step = step_of(folder)
@@ -190,7 +195,8 @@ def verify(folder: Path) -> Manifest:
     """Compare every byte of a checkpoint with its manifest, and return the manifest.
 
     Raises:
-        CheckpointError: a file is missing or damaged; the message names it.
+        CheckpointError: a file is missing; the message names it.
+        DamagedError: a file is damaged; the message names it.
         OSError: a file can't be read.
     """
     manifest = load_manifest(folder)
@@ -211,20 +217,20 @@ def require_state(manifest: Manifest) -> None:
 
 
 def check_size(path: Path, expected: FileRecord) -> None:
-    """Raise CheckpointError if a file is missing or its size differs from the manifest."""
+    """Raise CheckpointError if a file is missing, and DamagedError if its size differs from the manifest."""
     try:
         size = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"{path.name} is missing.") from error
 
     if size != expected.size:
-        raise CheckpointError(f"{path.name} has {size} bytes instead of {expected.size}.")
+        raise DamagedError(f"{path.name} has {size} bytes instead of {expected.size}.")
 
 
 def check_record(name: str, record: FileRecord, expected: FileRecord) -> None:
-    """Raise CheckpointError if size or digest of a file differs from the manifest."""
+    """Raise DamagedError if size or digest of a file differs from the manifest."""
     if record != expected:
-        raise CheckpointError(f"{name} does not match its hash: it changed after it was written.")
+        raise DamagedError(f"{name} does not match its hash: it changed after it was written.")
 
 
 def _digest(content: Mapping[str, Any]) -> str:

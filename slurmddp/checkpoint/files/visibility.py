@@ -8,13 +8,16 @@ import socket
 import time
 from pathlib import Path
 
-from slurmddp.checkpoint.files.manifest import MANIFEST_FILE
+from slurmddp.checkpoint.files.manifest import MANIFEST_FILE, load_manifest
 from slurmddp.checkpoint.files.retry import TRANSIENT
 from slurmddp.errors import CheckpointError
 from slurmddp.runs.folder.late_files import is_there
 
 WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each retry: a minute in total, the longest time for which NFS caches a folder by default."""
+
+_OTHER = "has another manifest"
+"""The problem of a host that still caches an older checkpoint of the step, or that sees a damaged one."""
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ def wait_until_visible(folder: Path, expected: str) -> None:
 
     Raises:
         CheckpointError: this host did not see it within about a minute (WAITS_S), or can't read the folder.
+        DamagedError: the manifest that this host sees is damaged.
     """
     host = socket.gethostname()
     for wait_s in WAITS_S:
@@ -43,6 +47,9 @@ def wait_until_visible(folder: Path, expected: str) -> None:
         time.sleep(wait_s)
 
     problem = _problem(folder, expected)
+    if problem == _OTHER:
+        # Rank 0 may have read an undamaged copy from the cache of its host.
+        load_manifest(folder)
     if problem:
         raise CheckpointError(
             f"Rank 0 resumes from {folder}, which {problem} on {host}, even after {sum(WAITS_S):.0f} s.",
@@ -60,9 +67,8 @@ def _problem(folder: Path, expected: str) -> str:
         # Check both folders: the parent may be as new as the checkpoint, and this host may not see it yet.
         if not (is_there(folder.parent) and is_there(folder)):
             return "does not exist"
-        # This host may still cache an older checkpoint of the same step, which rank 0 has replaced.
         if fingerprint(folder) != expected:
-            return "is an older checkpoint of the same step"
+            return _OTHER
         return ""
     except FileNotFoundError:
         return "does not exist"

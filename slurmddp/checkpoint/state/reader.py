@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -65,11 +65,15 @@ class Checkpoint:
     meta: dict[str, Any]
 
 
-def latest(root: Path) -> Path | None:
+def latest(root: Path, *, without: Collection[str] = ()) -> Path | None:
     """Return the newest undamaged checkpoint under `root`, or None; only one process may call this.
 
     Newer checkpoints that are damaged are renamed to `bad-...`, with a warning, and are never loaded. If
     another account owns them, they are skipped without a rename.
+
+    Args:
+        root: the folder of all checkpoints.
+        without: names of checkpoints that are skipped.
 
     Raises:
         CheckpointError: `root` can't be read, or another version of slurmddp wrote the newest checkpoint.
@@ -82,6 +86,8 @@ def latest(root: Path) -> Path | None:
 
     quarantined_any = False
     for folder in folders:
+        if folder.name in without:
+            continue
         try:
             retried(partial(verify, folder), f"Verifying the checkpoint {folder}")
         except OtherVersionError as problem:
@@ -259,15 +265,16 @@ def read(path: Path, mesh: DeviceMesh | None = None) -> Checkpoint:
             this rank's rows, and files without such rows are not read. None: they become whole tensors.
 
     Raises:
-        CheckpointError: a file that was read does not verify.
+        CheckpointError: a file is missing or can't be read.
+        DamagedError: a file that was read is damaged.
     """
     try:
         return retried(partial(_read, path, mesh), f"Reading the checkpoint {path}")
     except CheckpointError as problem:
-        raise CheckpointError(
-            f"Checkpoint {path} is not usable: {problem.message}",
-            hint=problem.hint or "Use an older checkpoint; `latest` returns the newest undamaged checkpoint.",
-        ) from problem
+        problem.message = f"Checkpoint {path} is not usable: {problem.message}"
+        if not problem.hint:
+            problem.hint = "Use an older checkpoint; `latest` returns the newest undamaged checkpoint."
+        raise
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -328,7 +335,7 @@ def _read_tree(path: Path, manifest: Manifest) -> Any:
 
 
 def _check_rest(reader: HashedReader, name: str, manifest: Manifest) -> None:
-    """Read the rest of the file; raise CheckpointError if its size or digest differs from the manifest."""
+    """Read the rest of the file; raise DamagedError if its size or digest differs from the manifest."""
     reader.drain()
     check_record(name, reader.record(), manifest.files[name])
 

@@ -8,7 +8,8 @@ this state does not fit, or a rank can't read it, the checkpoint is loaded inste
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -20,7 +21,14 @@ import torch
 from slurmddp.checkpoint import state as checkpoint
 from slurmddp.checkpoint.files import visibility
 from slurmddp.checkpoint.files.best_by_metric import Best
-from slurmddp.checkpoint.files.manifest import Manifest, is_shard_file, load_manifest, newest_step, step_of
+from slurmddp.checkpoint.files.manifest import (
+    DamagedError,
+    Manifest,
+    is_shard_file,
+    load_manifest,
+    newest_step,
+    step_of,
+)
 from slurmddp.checkpoint.memory import shared_buffer
 from slurmddp.checkpoint.state import config_match
 from slurmddp.checkpoint.state.shards import mesh_of
@@ -166,18 +174,37 @@ class _Load:
                 return best.step, "memory"
             best = None
 
-        # By its name, the newest checkpoint is newer than the state in memory. But it may be damaged, and
-        # `_choose` then returns an older one, so compare again.
-        chosen = collectives.on_zero(self._choose)
-        if best is not None and (chosen is None or chosen[2] < best.step) and self._from_memory(offer, best):
-            return best.step, "memory"
+        damaged: set[str] = set()
+        damage: DamagedError | None = None
+        while True:
+            # By its name, the newest checkpoint is newer than the state in memory. But it may be damaged, and
+            # `_choose` then returns an older one, so compare again.
+            chosen = collectives.on_zero(partial(self._choose, without=damaged))
+            if best is not None and (chosen is None or chosen[2] < best.step):
+                if self._from_memory(offer, best):
+                    return best.step, "memory"
+                best = None
 
-        if chosen is None:
-            self._discard_after((-1, 0))
-            return None
-        self._from_disk(*chosen)
-        self._discard_after((chosen[2], NEWEST_STAMP))
-        return chosen[2], "disk"
+            if chosen is None:
+                break
+            try:
+                self._from_disk(*chosen)
+            except DamagedError as error:
+                # It is not renamed, because the damage may be in the cache or the memory of one host.
+                log.warning("%s The next older checkpoint is tried.", error.message)
+                damaged.add(chosen[0])
+                damage = error
+            else:
+                self._discard_after((chosen[2], NEWEST_STAMP))
+                if damaged:
+                    # The next save abandons the damaged checkpoints, as after the load of a chosen step.
+                    self.checkpointer.chosen[self.root] = chosen[2]
+                return chosen[2], "disk"
+
+        if damage is not None:
+            raise damage
+        self._discard_after((-1, 0))
+        return None
 
     def run_chosen(self, find: Callable[[], Path]) -> tuple[int, str]:
         """Load the checkpoint whose folder `find` returns on rank 0.
@@ -242,14 +269,17 @@ class _Load:
         self._discard_after(best.order)
         return True
 
-    def _choose(self) -> tuple[str, str, int] | None:
-        """On rank 0, return name, fingerprint and step of the newest checkpoint that verifies, or None.
+    def _choose(self, without: Collection[str]) -> tuple[str, str, int] | None:
+        """On rank 0, return name, fingerprint and step of the newest undamaged checkpoint, or None.
+
+        Args:
+            without: names of checkpoints that are damaged on another host.
 
         Raises:
             CheckpointError: another program has written the checkpoint.
             ConfigError: the checkpoint has another configuration.
         """
-        folder = checkpoint.latest(self.root)
+        folder = checkpoint.latest(self.root, without=without)
         if folder is None:
             return None
         return self._described(folder)
@@ -261,14 +291,27 @@ class _Load:
         return folder.name, visibility.fingerprint(folder), step_of(folder) or 0
 
     def _from_disk(self, name: str, fingerprint: str, step: int) -> None:
-        """Load a checkpoint: all ranks read and check it before any object is changed."""
+        """Load a checkpoint: all ranks read and check it before any object is changed.
+
+        Raises:
+            CheckpointError: a rank can't read the checkpoint, or its state does not fit.
+            DamagedError: on all ranks, if the checkpoint is damaged for any of them, and nothing else fails.
+        """
         folder = self.root / name
+        damage = ""
         try:
             with collectives.agreed():
-                visibility.wait_until_visible(folder, fingerprint)
-                loaded = checkpoint.read(folder, mesh_of(self.objects.values()))
-                certain = self._check(loaded)
-                size = self._share(load_manifest(folder))
+                try:
+                    visibility.wait_until_visible(folder, fingerprint)
+                    loaded = checkpoint.read(folder, mesh_of(self.objects.values()))
+                    certain = self._check(loaded)
+                    size = self._share(load_manifest(folder))
+                except DamagedError as error:
+                    damage = f"Rank {collectives.rank()} on {socket.gethostname()}: {error.message}"
+
+            damages = [text for text in collectives.gather(damage) if text]
+            if damages:
+                raise DamagedError(damages[0])
             self._apply(loaded, certain, size)
         except CheckpointError as error:
             if str(folder) not in error.message:

@@ -203,6 +203,25 @@ def test_a_rank_that_never_sees_the_checkpoint_names_its_host(tmp_path: Path) ->
     assert "does not exist on" in second
 
 
+@pytest.mark.parametrize("file", ["manifest.json", "state.json", "state.safetensors"])
+def test_a_checkpoint_that_is_damaged_on_one_host_is_skipped_on_all_ranks(tmp_path: Path, file: str) -> None:
+    results = run_ranks(load_jobs.load_checkpoints_damaged_on_one_host, 2, str(tmp_path), {3: file})
+    for result in results:
+        assert (result["error"], result["loaded"], result["progress"]) == ("", [2], {"at": 2})
+    # The save replaces step 3, which the training has repeated. Nothing was renamed to `bad-...`.
+    assert results[0]["steps"] == [3, 2, 1]
+    assert [path.name for path in Path(tmp_path, "0").glob("*-step-*")] == ["abandoned-step-0000000003"]
+
+
+def test_a_host_that_sees_every_checkpoint_damaged_does_not_start_at_step_0(tmp_path: Path) -> None:
+    damaged = dict.fromkeys((1, 2, 3), "state.safetensors")
+    first, second = run_ranks(load_jobs.load_checkpoints_damaged_on_one_host, 2, str(tmp_path), damaged)
+    for result in (first, second):
+        assert "Rank 1 on" in result["error"] and "state.safetensors does not match" in result["error"]
+        assert (result["loaded"], result["progress"]) == ([], {})
+    assert first["steps"] == [3, 2, 1]
+
+
 # Another configuration.
 
 CONFIG = {"seed": 1, "model": {"width": 4, "path": Path("data")}, "betas": (0.9, 0.95), "none": None}
