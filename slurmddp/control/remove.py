@@ -110,9 +110,12 @@ def remove(name: str, *, dry_run: bool = False, report: Report = ignore) -> Remo
 def _held(
     folders: Sequence[RunFolder], report: Report
 ) -> Iterator[list[tuple[RunFolder, RunStateError | None]]]:
-    """Hold the locks of runs; yield each run and the error that forbids its removal, None if there is none.
+    """Hold the locks of runs for a block, and check whether each run may be removed.
 
     SLURM is queried once for all runs.
+
+    Yields:
+        Each run, with the error that forbids its removal; None if the run may be removed.
     """
     with ExitStack() as stack:
         held_elsewhere = set()

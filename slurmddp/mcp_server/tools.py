@@ -210,7 +210,7 @@ class Tools:
         return self._of_run(stop, run, changes=True)
 
     def cancel(self, run: RunOrSweep) -> Cancelled:
-        """End a run, or the runs of a sweep, now. What was computed since the last checkpoint may be lost.
+        """End a run, or the runs of a sweep, at once. Steps after the last checkpoint may be lost.
 
         Prefer `stop`, which saves first.
         """

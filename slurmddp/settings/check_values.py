@@ -42,9 +42,9 @@ _EXPECTED: dict[Any, tuple[str, str]] = {
     (Mapping[str, str],): ("a mapping of names to texts", ""),
     (Mapping[str, str | int | bool],): ("a mapping of options to texts, numbers or true", ""),
 }
-"""By the types of a key, what a message calls a right value, and an example (empty without one)."""
+"""By the types of a key, a description of right values for messages, and an example (empty without one)."""
 _SECTION = ("a mapping of keys to values", "")
-"""What a message calls a right value of a section, whose types are not in `_EXPECTED`."""
+"""The description and example of a section, whose types are not in `_EXPECTED`."""
 
 
 def check(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -93,8 +93,8 @@ def find_submitted(
 
 def _is_same_file(path: str, other: str) -> bool:
     """Return whether two paths lead to the same file and have the same last two components."""
-    # Batch scripts of different runs have different folders. So most paths are told apart without slow file
-    # accesses.
+    # Batch scripts of different runs have different folders, so for most paths the text decides, without a
+    # slow access to the file system.
     if path.split("/")[-2:] != other.split("/")[-2:]:
         return False
     return os.path.realpath(path) == os.path.realpath(other)

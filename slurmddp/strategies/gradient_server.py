@@ -133,7 +133,7 @@ class GradientServer:
         self._waiting: dict[int, Values] = {}
         """By rank, gradients of the current clock that wait for the gradients of other ranks."""
         self._answer: torch.Tensor | None = None
-        """The message with the current weights, for all ranks; None if it must be packed anew."""
+        """The packed message with the current weights, for all ranks; None after the weights have changed."""
         self._failed: tuple[int, str] | None = None
         """The first rank that failed, and its error; None if no rank has failed."""
 

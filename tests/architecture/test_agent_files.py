@@ -57,7 +57,7 @@ def test_each_command_and_flag_exists(file: Path) -> None:
 
 
 def test_the_links_of_llms_txt_lead_somewhere() -> None:
-    """The format is that of llmstxt.org: a title, a summary, and lists of links under second titles."""
+    """The page follows llmstxt.org: a title, a summary, and lists of links below second-level headings."""
     title, blank, summary, *_ = LLMS.splitlines()
     assert title == "# slurmddp" and blank == "" and summary.startswith("> ")
     _, *sections = re.split(r"^## ", LLMS, flags=re.MULTILINE)

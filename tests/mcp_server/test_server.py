@@ -224,7 +224,7 @@ def test_output_has_limits(project: Path, make_run) -> None:
 def test_code_of_the_configuration_neither_writes_into_the_protocol_nor_delays_other_calls(
     project: Path,
 ) -> None:
-    """The code is read anew by each call, and a call that dies is an error of this call alone."""
+    """Each call reads the code again, and a call whose process dies fails without effect on other calls."""
     code = project / "conf/slurmddp.py"
     gate = project / "gate"
     code.write_text(

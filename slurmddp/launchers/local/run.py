@@ -95,7 +95,7 @@ class LocalRun:
         self._unattended = False
         """Whether the terminal is closed, so that no output is shown."""
         self._before = Saved()
-        """What the run had saved before the present attempt; if it has more at the end, it made progress."""
+        """The saves before the present attempt, which makes progress if there is a newer save at its end."""
         self._inbox: SignalInbox | None = None
         self._undo = ExitStack()
         self._commands = EventCommands(folder, job.policy.on_event, job.project_dir, say)
