@@ -61,9 +61,7 @@ def draw_loss(
             # A curve with a single point has no line, so the point needs a marker. On the held-out curve, up
             # to 60 markers show where the loss was measured.
             marker = "o" if len(points) == 1 or (colour == "held" and len(points) <= 60) else ""
-            line = axes.plot(points.steps, points.values, color=COLOURS[colour], label=label, linewidth=1.8)[
-                0
-            ]
+            (line,) = axes.plot(points.steps, points.values, color=COLOURS[colour], label=label)
             # Markers are not clipped: half of a marker at step 0 is outside the axes.
             line.set(linewidth=1.8, marker=marker, markersize=4.5, clip_on=not marker)
 
